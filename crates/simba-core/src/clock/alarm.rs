@@ -1,0 +1,146 @@
+//! What lets a thread sleep until a moment of the machine's clock, suspend included.
+//!
+//! Linux: a timer descriptor on `CLOCK_BOOTTIME`, due at once after a resume. Elsewhere, or where the kernel
+//! refuses one: a condition variable that looks at the clock every second, so that a deadline that passed
+//! in suspend is found at most a second after the resume.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::moment::Moment;
+use super::system::now;
+
+/// Wakes the one thread that waits for it.
+#[derive(Debug)]
+pub(super) enum Alarm {
+    #[cfg(target_os = "linux")]
+    Descriptor(descriptor::Descriptor),
+    Sliced(Sliced),
+}
+
+impl Alarm {
+    pub(super) fn new() -> Self {
+        #[cfg(target_os = "linux")]
+        if let Ok(descriptor) = descriptor::Descriptor::new() {
+            return Self::Descriptor(descriptor);
+        }
+        Self::Sliced(Sliced::default())
+    }
+
+    /// Goes off at `at`, instead of any moment set before.
+    pub(super) fn set(&self, at: Moment) {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Descriptor(descriptor) => descriptor.set(at),
+            Self::Sliced(sliced) => sliced.set(at),
+        }
+    }
+
+    /// Waits until it goes off.
+    pub(super) fn wait(&self) {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Descriptor(descriptor) => descriptor.wait(),
+            Self::Sliced(sliced) => sliced.wait(),
+        }
+    }
+}
+
+/// The portable way.
+#[derive(Debug, Default)]
+pub(super) struct Sliced {
+    at: Mutex<Option<Moment>>,
+    changed: Condvar,
+}
+
+/// The longest time that a suspend can hide a passed deadline after the resume.
+const SLICE: Duration = Duration::from_secs(1);
+
+impl Sliced {
+    fn set(&self, at: Moment) {
+        *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
+        self.changed.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let left = at.map_or(SLICE, |at| at - now());
+            if left.is_zero() {
+                *at = None;
+                return;
+            }
+            let slice = left.min(SLICE);
+            at = self.changed.wait_timeout(at, slice).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod descriptor {
+    use std::os::fd::OwnedFd;
+    use std::thread;
+    use std::time::Duration;
+
+    use rustix::time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    };
+
+    use crate::clock::Moment;
+
+    #[derive(Debug)]
+    pub(crate) struct Descriptor(OwnedFd);
+
+    impl Descriptor {
+        pub(super) fn new() -> rustix::io::Result<Self> {
+            timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC).map(Self)
+        }
+
+        pub(super) fn set(&self, at: Moment) {
+            let since_zero = at.since_zero();
+            // A zero would disarm the timer; one nanosecond after boot is as long ago.
+            let since_zero = since_zero.max(Duration::from_nanos(1));
+            let value = Timespec {
+                tv_sec: i64::try_from(since_zero.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(since_zero.subsec_nanos()),
+            };
+            let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
+            let set = timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &once);
+            debug_assert!(set.is_ok(), "an absolute time in range is always accepted");
+        }
+
+        pub(super) fn wait(&self) {
+            let mut expirations = [0; 8];
+            if rustix::io::read(&self.0, &mut expirations).is_err() {
+                // Interrupted, which the caller takes for an alarm; anything else must not spin.
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_portable_alarm_goes_off_at_its_moment() {
+        let alarm = Alarm::Sliced(Sliced::default());
+        let at = now() + Duration::from_millis(20);
+        alarm.set(at);
+        alarm.wait();
+        assert!(now() >= at);
+    }
+
+    #[test]
+    fn an_earlier_moment_takes_the_place_of_a_later_one() {
+        for alarm in [Alarm::new(), Alarm::Sliced(Sliced::default())] {
+            alarm.set(now() + Duration::from_secs(3600));
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| alarm.wait());
+                alarm.set(now() + Duration::from_millis(10));
+                waiting.join().unwrap();
+            });
+        }
+    }
+}

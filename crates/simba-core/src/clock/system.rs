@@ -1,0 +1,63 @@
+use std::sync::OnceLock;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::timer::Timer;
+use super::{Clock, Moment, Sleep};
+
+/// The clock of this machine, which goes on through suspend.
+///
+/// Linux: `CLOCK_BOOTTIME`. Elsewhere: `CLOCK_MONOTONIC`, which on macOS goes on through suspend too.
+/// A virtual machine that is paused from outside stops every clock in it; only a fencing token covers that.
+///
+/// All values of this type are one clock, served by one timer thread, started at the first sleep.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+#[cfg(target_os = "linux")]
+const CLOCK: ClockId = ClockId::Boottime;
+#[cfg(not(target_os = "linux"))]
+const CLOCK: ClockId = ClockId::Monotonic;
+
+/// This moment on the machine's clock.
+pub(super) fn now() -> Moment {
+    let time = clock_gettime(CLOCK);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
+    Moment::ZERO + std::time::Duration::from_secs(seconds) + std::time::Duration::from_nanos(nanos)
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Moment {
+        now()
+    }
+
+    fn sleep_until(&self, at: Moment) -> Sleep {
+        static TIMER: OnceLock<&'static Timer> = OnceLock::new();
+        Box::pin(TIMER.get_or_init(Timer::start).sleep_until(at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_sleep_ends_at_its_moment_and_not_before() {
+        let at = SystemClock.now() + Duration::from_millis(20);
+        SystemClock.sleep_until(at).await;
+        assert!(SystemClock.now() >= at);
+    }
+
+    #[tokio::test]
+    async fn an_earlier_sleep_is_not_held_up_by_a_later_one() {
+        let late = SystemClock.sleep_until(SystemClock.now() + Duration::from_secs(3600));
+        let early = SystemClock.sleep_until(SystemClock.now() + Duration::from_millis(20));
+        tokio::select! {
+            () = late => panic!("an hour has passed"),
+            () = early => {}
+        }
+    }
+}

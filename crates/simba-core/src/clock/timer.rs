@@ -1,0 +1,116 @@
+//! Timers on the machine's clock: an ordered map of wakers and one thread that sleeps until the first.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use super::alarm::Alarm;
+use super::moment::Moment;
+use super::system::now;
+
+/// All timers of the process.
+#[derive(Debug)]
+pub(super) struct Timer {
+    entries: Mutex<Entries>,
+    alarm: Alarm,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    wakers: BTreeMap<(Moment, u64), Waker>,
+    next: u64,
+    /// When the alarm goes off. It may go off with nothing due; it never goes off late.
+    armed: Option<Moment>,
+}
+
+impl Timer {
+    /// Starts the thread that serves all timers for the life of the process.
+    pub(super) fn start() -> &'static Self {
+        let timer: &'static Self = Box::leak(Box::new(Self { entries: Mutex::default(), alarm: Alarm::new() }));
+        thread::Builder::new()
+            .name("simba-timer".into())
+            .spawn(move || timer.serve())
+            .expect("the operating system starts one thread");
+        timer
+    }
+
+    fn serve(&self) {
+        loop {
+            self.alarm.wait();
+            for waker in self.take_due() {
+                waker.wake();
+            }
+        }
+    }
+
+    fn take_due(&self) -> Vec<Waker> {
+        let mut entries = self.entries();
+        let later = entries.wakers.split_off(&(now(), u64::MAX));
+        let due = std::mem::replace(&mut entries.wakers, later);
+        entries.armed = entries.wakers.first_key_value().map(|((at, _), _)| *at);
+        if let Some(at) = entries.armed {
+            self.alarm.set(at);
+        }
+        due.into_values().collect()
+    }
+
+    pub(super) fn sleep_until(&'static self, at: Moment) -> TimerSleep {
+        TimerSleep { timer: self, at, entry: None }
+    }
+
+    fn insert(&self, at: Moment, waker: Waker) -> u64 {
+        let mut entries = self.entries();
+        let id = entries.next;
+        entries.next += 1;
+        entries.wakers.insert((at, id), waker);
+        if entries.armed.is_none_or(|armed| at < armed) {
+            entries.armed = Some(at);
+            self.alarm.set(at);
+        }
+        id
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A sleep on the machine's clock.
+#[derive(Debug)]
+pub(super) struct TimerSleep {
+    timer: &'static Timer,
+    at: Moment,
+    entry: Option<u64>,
+}
+
+impl Future for TimerSleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if now() >= self.at {
+            return Poll::Ready(());
+        }
+        let Some(id) = self.entry else {
+            self.entry = Some(self.timer.insert(self.at, context.waker().clone()));
+            return Poll::Pending;
+        };
+        let mut entries = self.timer.entries();
+        match entries.wakers.get_mut(&(self.at, id)) {
+            Some(waker) => waker.clone_from(context.waker()),
+            // Fired between the look at the clock and the look at the map.
+            None => return Poll::Ready(()),
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for TimerSleep {
+    fn drop(&mut self) {
+        // The waker is dropped outside the lock: it may be the last owner of a task that sleeps too.
+        let waker = self.entry.and_then(|id| self.timer.entries().wakers.remove(&(self.at, id)));
+        drop(waker);
+    }
+}

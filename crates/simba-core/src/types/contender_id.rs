@@ -1,0 +1,231 @@
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, OnceLock};
+
+use crate::error::{Error, Result};
+
+/// Who contends for a mutex: unique for every contender, fit for every store.
+///
+/// [`generate`](Self::generate) draws a fresh one as `<12 random characters>.<pid>@<host>`, so that a person
+/// who reads the store sees the machine and the process. An id is at most 32 characters of
+/// `a-z 0-9 . _ : @ -`, without `@@` and without an `@` at its end, since JVM peers cut their messages there.
+///
+/// # Examples
+///
+/// ```
+/// use simba_core::ContenderId;
+///
+/// let (one, other) = (ContenderId::generate(), ContenderId::generate());
+/// assert_ne!(one, other);
+/// assert_eq!(one.pid(), Some(std::process::id()));
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContenderId(Arc<str>);
+
+/// Lower case without the letters that people mix up.
+const BASE32: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
+const NONCE_LEN: usize = 12;
+
+impl ContenderId {
+    /// The most characters an id may have: the width of the oldest owner column.
+    pub const MAX_LEN: usize = 32;
+
+    /// The most bytes of a peer's id that are taken seriously.
+    const MAX_FOREIGN_LEN: usize = 512;
+
+    /// Draws a fresh id that nobody else has.
+    #[must_use]
+    pub fn generate() -> Self {
+        static SUFFIX: OnceLock<(u32, String)> = OnceLock::new();
+        let pid = std::process::id();
+        // A forked child inherits the cache; its pid does not fit and it makes the suffix anew.
+        let cached = SUFFIX.get_or_init(|| (pid, suffix(pid)));
+        let suffix = if cached.0 == pid { cached.1.clone() } else { suffix(pid) };
+        Self(format!("{}{suffix}", nonce()).into())
+    }
+
+    /// Checks an id of the caller's own choice.
+    ///
+    /// Two live contenders with the same id are refused by the engine; prefer [`generate`](Self::generate).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), saying which rule is broken and where.
+    pub fn new(id: impl AsRef<str>) -> Result<Self> {
+        let id = id.as_ref();
+        if id.is_empty() {
+            return Err(Error::invalid("a contender id needs at least one character"));
+        }
+        if let Some((at, bad)) = id.char_indices().find(|(_, c)| !is_plain(*c)) {
+            return Err(Error::invalid(format!(
+                "a contender id takes the characters a-z 0-9 . _ : @ - only, not `{}` at position {at}",
+                bad.escape_debug()
+            )));
+        }
+        if id.len() > Self::MAX_LEN {
+            return Err(Error::invalid(format!("a contender id has at most {} characters", Self::MAX_LEN)));
+        }
+        if id.contains("@@") || id.ends_with('@') {
+            return Err(Error::invalid(
+                "a contender id has no `@@` and no `@` at its end: peers cut their messages there",
+            ));
+        }
+        Ok(Self(id.into()))
+    }
+
+    /// Takes a peer's id as it stands in the store. For backends.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if it cannot be an id: empty, longer than
+    /// 512 bytes, or with control characters.
+    pub fn foreign(id: impl AsRef<str>) -> Result<Self> {
+        let id = id.as_ref();
+        if id.is_empty() || id.len() > Self::MAX_FOREIGN_LEN || id.chars().any(char::is_control) {
+            return Err(Error::new(
+                crate::ErrorKind::Protocol,
+                "the store names an owner that is no contender id: another program uses this name",
+            ));
+        }
+        Ok(Self(id.into()))
+    }
+
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The host part, where the id carries one.
+    #[must_use]
+    pub fn host(&self) -> Option<&str> {
+        self.0.rsplit_once('@').map(|(_, host)| host).filter(|host| !host.is_empty())
+    }
+
+    /// The process id, where the id carries one: in our form `nonce.pid@host` and in the JVM's `n:pid@host`.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        let (front, _) = self.0.rsplit_once('@')?;
+        if let Some((nonce, pid)) = front.rsplit_once('.') {
+            return if nonce.len() == NONCE_LEN { u32::from_str_radix(pid, 36).ok() } else { None };
+        }
+        front.rsplit_once(':').and_then(|(_, pid)| pid.parse().ok())
+    }
+}
+
+fn is_plain(c: char) -> bool {
+    c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | ':' | '@' | '-')
+}
+
+/// 60 random bits. The operating system's source, so that two containers that start alike still differ.
+fn nonce() -> String {
+    let mut bits = getrandom::u64().unwrap_or_else(|_| fastrand::u64(..));
+    (0..NONCE_LEN)
+        .map(|_| {
+            let c = BASE32[(bits % 32) as usize];
+            bits /= 32;
+            char::from(c)
+        })
+        .collect()
+}
+
+/// `.<pid in base 36>@<host>`, cut so that the whole id fits.
+fn suffix(pid: u32) -> String {
+    let mut suffix = format!(".{}@", base36(pid));
+    let room = ContenderId::MAX_LEN - NONCE_LEN - suffix.len();
+    let host = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
+    let host: String = host.chars().take(room).map(|c| if is_host(c) { c } else { '-' }).collect();
+    suffix.push_str(if host.is_empty() { "host" } else { &host });
+    suffix
+}
+
+fn is_host(c: char) -> bool {
+    c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '-')
+}
+
+fn base36(mut number: u32) -> String {
+    let mut digits = Vec::new();
+    loop {
+        digits.push(char::from_digit(number % 36, 36).unwrap_or('0'));
+        number /= 36;
+        if number == 0 {
+            return digits.iter().rev().collect();
+        }
+    }
+}
+
+impl fmt::Display for ContenderId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for ContenderId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+impl AsRef<str> for ContenderId {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for ContenderId {
+    type Err = Error;
+
+    fn from_str(id: &str) -> Result<Self> {
+        Self::new(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn generated_ids_are_valid_distinct_and_tell_their_origin() {
+        let ids: HashSet<_> = (0..1000).map(|_| ContenderId::generate()).collect();
+        assert_eq!(ids.len(), 1000);
+        for id in ids {
+            assert_eq!(ContenderId::new(id.as_str()).unwrap(), id);
+            assert_eq!(id.pid(), Some(std::process::id()));
+            assert!(id.host().is_some());
+        }
+    }
+
+    #[test]
+    fn the_greatest_pid_still_fits() {
+        assert!(NONCE_LEN + suffix(u32::MAX).len() <= ContenderId::MAX_LEN);
+        assert_eq!(u32::from_str_radix(&base36(u32::MAX), 36), Ok(u32::MAX));
+        assert_eq!(base36(0), "0");
+    }
+
+    #[test]
+    fn bad_ids_are_refused_with_the_rule() {
+        let refusal = |id: &str| ContenderId::new(id).unwrap_err().to_string();
+        assert!(refusal("").contains("at least one"));
+        assert!(refusal("A").contains("`A` at position 0"));
+        assert!(refusal(&"a".repeat(33)).contains("at most 32"));
+        assert!(refusal("a@@b").contains("@@"));
+        assert!(refusal("a@").contains("end"));
+    }
+
+    #[test]
+    fn ids_of_jvm_peers_tell_host_and_pid_too() {
+        let id = ContenderId::foreign("3:4711@10.0.0.7").unwrap();
+        assert_eq!((id.host(), id.pid()), (Some("10.0.0.7"), Some(4711)));
+        let opaque = ContenderId::foreign("7f3a0c").unwrap();
+        assert_eq!((opaque.host(), opaque.pid()), (None, None));
+    }
+
+    #[test]
+    fn what_cannot_be_an_id_is_a_protocol_error() {
+        for id in ["", "a\0b", &"x".repeat(513)] {
+            assert_eq!(ContenderId::foreign(id).unwrap_err().kind(), crate::ErrorKind::Protocol);
+        }
+    }
+}
