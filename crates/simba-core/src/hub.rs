@@ -39,10 +39,15 @@ struct Inner<K> {
 
 struct State<K> {
     topics: HashMap<K, Vec<Arc<Notify>>>,
-    /// Topics whose need changed since the supervisor last looked.
+    upstream: Option<Upstream<K>>,
+}
+
+/// What the supervisor knows and does not know yet.
+struct Upstream<K> {
+    /// Topics that it was told to subscribe to.
+    subscribed: HashSet<K>,
+    /// Topics whose need changed since it last looked.
     touched: HashSet<K>,
-    /// Topics that the supervisor was told to subscribe to.
-    upstream: HashSet<K>,
 }
 
 /// What the supervisor has to do upstream.
@@ -56,10 +61,20 @@ pub struct Demand<K> {
 }
 
 impl<K: Hash + Eq + Clone> Hub<K> {
-    /// A hub without listeners.
+    /// A hub whose topics are subscribed to upstream, by a supervisor that waits for [`demand`](Self::demand).
     #[must_use]
     pub fn new() -> Self {
-        let state = State { topics: HashMap::new(), touched: HashSet::new(), upstream: HashSet::new() };
+        Self::with_upstream(Some(Upstream { subscribed: HashSet::new(), touched: HashSet::new() }))
+    }
+
+    /// A hub without an upstream: its rings come from this process. It has no demand.
+    #[must_use]
+    pub fn local() -> Self {
+        Self::with_upstream(None)
+    }
+
+    fn with_upstream(upstream: Option<Upstream<K>>) -> Self {
+        let state = State { topics: HashMap::new(), upstream };
         Self { inner: Arc::new(Inner { state: Mutex::new(state), demand: Notify::new() }) }
     }
 
@@ -70,13 +85,8 @@ impl<K: Hash + Eq + Clone> Hub<K> {
         let mut state = self.inner.state();
         let listeners = state.topics.entry(topic.clone()).or_default();
         listeners.push(Arc::clone(&bell));
-        let first = listeners.len() == 1;
-        if first {
-            state.touched.insert(topic.clone());
-        }
-        drop(state);
-        if first {
-            self.inner.demand.notify_one();
+        if listeners.len() == 1 {
+            self.inner.touch(state, &topic);
         }
         Listener { inner: Arc::clone(&self.inner), topic, bell }
     }
@@ -114,30 +124,44 @@ impl<K: Hash + Eq + Clone> Hub<K> {
     #[must_use]
     pub fn resubscribe(&self) -> Vec<K> {
         let mut state = self.inner.state();
-        state.touched.clear();
-        state.upstream = state.topics.keys().cloned().collect();
-        state.upstream.iter().cloned().collect()
+        let topics: Vec<K> = state.topics.keys().cloned().collect();
+        if let Some(upstream) = &mut state.upstream {
+            upstream.touched.clear();
+            upstream.subscribed = topics.iter().cloned().collect();
+        }
+        topics
     }
 }
 
 impl<K: Hash + Eq + Clone> State<K> {
     fn take_demand(&mut self) -> Option<Demand<K>> {
+        let Upstream { subscribed, touched } = self.upstream.as_mut()?;
         let mut demand = Demand { subscribe: Vec::new(), unsubscribe: Vec::new() };
-        for topic in self.touched.drain() {
+        for topic in touched.drain() {
             // A topic that came and went, or went and came, between two looks needs nothing.
-            match (self.topics.contains_key(&topic), self.upstream.contains(&topic)) {
+            match (self.topics.contains_key(&topic), subscribed.contains(&topic)) {
                 (true, false) => {
-                    self.upstream.insert(topic.clone());
+                    subscribed.insert(topic.clone());
                     demand.subscribe.push(topic);
                 }
                 (false, true) => {
-                    self.upstream.remove(&topic);
+                    subscribed.remove(&topic);
                     demand.unsubscribe.push(topic);
                 }
                 _ => {}
             }
         }
         (!demand.subscribe.is_empty() || !demand.unsubscribe.is_empty()).then_some(demand)
+    }
+}
+
+impl<K: Hash + Eq + Clone> Inner<K> {
+    /// Lets the supervisor look at a topic whose need changed.
+    fn touch(&self, mut state: MutexGuard<'_, State<K>>, topic: &K) {
+        let Some(upstream) = &mut state.upstream else { return };
+        upstream.touched.insert(topic.clone());
+        drop(state);
+        self.demand.notify_one();
     }
 }
 
@@ -193,14 +217,9 @@ impl<K: Hash + Eq + Clone> Drop for Listener<K> {
         let mut state = self.inner.state();
         let Some(listeners) = state.topics.get_mut(&self.topic) else { return };
         listeners.retain(|bell| !Arc::ptr_eq(bell, &self.bell));
-        let last = listeners.is_empty();
-        if last {
+        if listeners.is_empty() {
             state.topics.remove(&self.topic);
-            state.touched.insert(self.topic.clone());
-        }
-        drop(state);
-        if last {
-            self.inner.demand.notify_one();
+            self.inner.touch(state, &self.topic);
         }
     }
 }

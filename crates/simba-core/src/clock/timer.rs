@@ -29,7 +29,8 @@ struct Entries {
 impl Timer {
     /// Starts the thread that serves all timers for the life of the process.
     pub(super) fn start() -> &'static Self {
-        let timer: &'static Self = Box::leak(Box::new(Self { entries: Mutex::default(), alarm: Alarm::new() }));
+        let timer: &'static Self =
+            Box::leak(Box::new(Self { entries: Mutex::default(), alarm: Alarm::new() }));
         thread::Builder::new()
             .name("simba-timer".into())
             .spawn(move || timer.serve())

@@ -89,8 +89,7 @@ impl Lease {
             Error::invalid(format!("ttl {ttl:?} + transition {transition:?} is over a year: take less"))
         })?;
         let margin = (total / 100).max(MIN_MARGIN);
-        let lease =
-            Self { ttl, transition, renew_at: ttl / 3 * 2, grace: transition / 2, margin, poll: ttl };
+        let lease = Self { ttl, transition, renew_at: ttl / 3 * 2, grace: transition / 2, margin, poll: ttl };
         lease.checked()
     }
 
@@ -141,8 +140,10 @@ impl Lease {
     /// The order of the moments, checked where they meet.
     fn checked(self) -> Result<Self> {
         let Self { ttl, transition, renew_at, grace, margin, poll: _ } = self;
-        let Some(expiring) =
-            grace.checked_add(margin).and_then(|stop| self.total().checked_sub(stop)).filter(|d| !d.is_zero())
+        let Some(expiring) = grace
+            .checked_add(margin)
+            .and_then(|stop| self.total().checked_sub(stop))
+            .filter(|d| !d.is_zero())
         else {
             return Err(Error::invalid(format!(
                 "grace {grace:?} + margin {margin:?} use up ttl {ttl:?} + transition {transition:?}: \

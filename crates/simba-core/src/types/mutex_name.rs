@@ -84,9 +84,7 @@ fn check_length(name: &str) -> Result<()> {
     }
     // Counting stops where the verdict is clear: a megabyte of name costs no more than a long one.
     match name.chars().nth(MutexName::MAX_LEN) {
-        Some(_) => {
-            Err(Error::invalid(format!("a mutex name has at most {} characters", MutexName::MAX_LEN)))
-        }
+        Some(_) => Err(Error::invalid(format!("a mutex name has at most {} characters", MutexName::MAX_LEN))),
         None => Ok(()),
     }
 }

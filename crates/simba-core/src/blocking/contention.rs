@@ -1,0 +1,143 @@
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::engine::Engine;
+use super::wait;
+use crate::contention::Status;
+use crate::error::{Error, Result};
+use crate::tenure::Tenure;
+use crate::types::{ContenderId, Lease, MutexOwner, MutexState};
+
+/// Is told when it gains and when it loses the mutex; may block. See [`crate::Contender`].
+pub trait Contender: Send + 'static {
+    /// The mutex was gained.
+    fn on_acquired(&mut self, tenure: &Tenure, state: &MutexState);
+
+    /// The tenure is over, or its end is announced: stop what depends on it before returning.
+    fn on_released(&mut self, tenure: &Tenure, state: &MutexState);
+}
+
+/// Contends for one mutex for as long as it is started. See [`crate::Contention`].
+#[derive(Debug)]
+pub struct Contention {
+    inner: crate::Contention,
+    _engine: Arc<Engine>,
+}
+
+impl Contention {
+    pub(super) fn new(inner: crate::Contention, engine: Arc<Engine>) -> Self {
+        Self { inner, _engine: engine }
+    }
+
+    /// Calls this contender back, on a thread where it may block.
+    #[must_use]
+    pub fn with_contender(self, contender: impl Contender) -> Self {
+        let contender = OnThread(Arc::new(Mutex::new(contender)));
+        Self { inner: self.inner.with_contender(contender), ..self }
+    }
+
+    /// Contends with this lease instead of the handle's.
+    #[must_use]
+    pub fn with_lease(self, lease: Lease) -> Self {
+        Self { inner: self.inner.with_lease(lease), ..self }
+    }
+
+    /// Contends under this id. See [`crate::Contention::with_id`].
+    #[must_use]
+    pub fn with_id(self, id: ContenderId) -> Self {
+        Self { inner: self.inner.with_id(id), ..self }
+    }
+
+    /// Waits this long after a start before it first contends.
+    #[must_use]
+    pub fn with_initial_delay(self, initial_delay: Duration) -> Self {
+        Self { inner: self.inner.with_initial_delay(initial_delay), ..self }
+    }
+
+    /// Starts contending.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Contention::start`].
+    pub fn start(&self) -> Result<()> {
+        self.inner.start()
+    }
+
+    /// Stops contending, in order.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Contention::stop`].
+    pub fn stop(&self) -> Result<()> {
+        wait(self.inner.stop())
+    }
+
+    /// Gives the mutex up in order and stays away for `cooldown`.
+    pub fn step_down(&self, cooldown: Duration) {
+        self.inner.step_down(cooldown);
+    }
+
+    /// Waits until this contender holds the mutex; at once if it does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Contention::acquired`].
+    pub fn acquired(&self) -> Result<Tenure> {
+        wait(self.inner.acquired())
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.inner.status()
+    }
+
+    /// The current tenure, if this contender holds the mutex.
+    #[must_use]
+    pub fn tenure(&self) -> Option<Tenure> {
+        self.inner.tenure()
+    }
+
+    /// Whether this contender holds the mutex at this moment.
+    #[must_use]
+    pub fn is_owner(&self) -> bool {
+        self.inner.is_owner()
+    }
+
+    /// The owner as last seen, this contender or another.
+    #[must_use]
+    pub fn owner(&self) -> MutexOwner {
+        self.inner.owner()
+    }
+
+    /// What went wrong in the last call to the store; `None` once one succeeds.
+    #[must_use]
+    pub fn last_error(&self) -> Option<Error> {
+        self.inner.last_error()
+    }
+}
+
+/// A contender whose callbacks run where they may block.
+struct OnThread<C>(Arc<Mutex<C>>);
+
+impl<C: Contender> OnThread<C> {
+    async fn call(&self, callback: impl FnOnce(&mut C) + Send + 'static) {
+        let contender = Arc::clone(&self.0);
+        let call = move || callback(&mut contender.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Err(error) = tokio::task::spawn_blocking(call).await {
+            tracing::error!(%error, "a contender's callback panicked");
+        }
+    }
+}
+
+impl<C: Contender> crate::Contender for OnThread<C> {
+    async fn on_acquired(&mut self, tenure: &Tenure, state: &MutexState) {
+        let (tenure, state) = (tenure.clone(), state.clone());
+        self.call(move |contender| contender.on_acquired(&tenure, &state)).await;
+    }
+
+    async fn on_released(&mut self, tenure: &Tenure, state: &MutexState) {
+        let (tenure, state) = (tenure.clone(), state.clone());
+        self.call(move |contender| contender.on_released(&tenure, &state)).await;
+    }
+}

@@ -1,0 +1,188 @@
+//! What a driver and its handles share: the handles wish, the driver reports.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::tenure::Tenure;
+use crate::types::{MutexOwner, MutexState};
+use crate::watched::Watched;
+
+/// What the handle wants of its driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// Get the mutex and hold it.
+    Hold,
+    /// Give it up and stay away for a while.
+    StepDown(Duration),
+    /// Give it up and end.
+    Stop,
+}
+
+/// The two ends of one contention. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    shared: Arc<Watched<Shared>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    wish: Wish,
+    tenure: Option<(Tenure, MutexState)>,
+    state: MutexState,
+    error: Option<Error>,
+    done: Option<Result<()>>,
+}
+
+impl Link {
+    pub(crate) fn new() -> Self {
+        let shared =
+            Shared { wish: Wish::Hold, tenure: None, state: MutexState::none(), error: None, done: None };
+        Self { shared: Arc::new(Watched::new(shared)) }
+    }
+}
+
+// ===== the handle's side =====
+
+impl Link {
+    /// Asks the driver to give the mutex up and end. Never blocks, never fails, works anywhere.
+    pub(crate) fn stop(&self) {
+        self.shared.update(|shared| shared.wish = Wish::Stop);
+    }
+
+    pub(crate) fn step_down(&self, cooldown: Duration) {
+        self.shared.update(|shared| {
+            if shared.wish != Wish::Stop {
+                shared.wish = Wish::StepDown(cooldown);
+            }
+        });
+    }
+
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.shared.read(|shared| shared.wish != Wish::Stop && shared.done.is_none())
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.shared.read(|shared| shared.done.is_some())
+    }
+
+    /// Waits for the driver's end.
+    pub(crate) async fn done(&self) -> Result<()> {
+        self.shared.until(|shared| shared.done.clone()).await
+    }
+
+    /// Waits for a tenure under which work may start; `Err` with the driver's outcome if it ended instead.
+    pub(crate) async fn acquired(&self) -> Result<Tenure, Result<()>> {
+        self.shared.until(Shared::open_or_done).await
+    }
+
+    /// The tenure that [`acquired`](Self::acquired) would give at once.
+    pub(crate) fn acquired_now(&self) -> Option<Tenure> {
+        self.shared.read(Shared::open_or_done).and_then(Result::ok)
+    }
+
+    /// Waits for a tenure other than `last`, over or not; `None` once the driver ended.
+    pub(crate) async fn next(&self, last: Option<&Tenure>) -> Option<(Tenure, MutexState)> {
+        self.shared
+            .until(|shared| match &shared.tenure {
+                Some((tenure, state)) if last.is_none_or(|last| !last.is_same(tenure)) => {
+                    Some(Some((tenure.clone(), state.clone())))
+                }
+                _ => shared.done.as_ref().map(|_| None),
+            })
+            .await
+    }
+
+    pub(crate) fn tenure(&self) -> Option<Tenure> {
+        self.shared.read(|shared| shared.tenure.as_ref().map(|(tenure, _)| tenure.clone()))
+    }
+
+    pub(crate) fn state(&self) -> MutexState {
+        self.shared.read(|shared| shared.state.clone())
+    }
+
+    pub(crate) fn owner(&self) -> MutexOwner {
+        self.shared.read(|shared| shared.state.after.clone())
+    }
+
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.shared.read(|shared| shared.error.clone())
+    }
+}
+
+impl Shared {
+    fn open_or_done(&self) -> Option<Result<Tenure, Result<()>>> {
+        match &self.tenure {
+            Some((tenure, _)) if tenure.is_open() => Some(Ok(tenure.clone())),
+            _ => self.done.clone().map(Err),
+        }
+    }
+}
+
+// ===== the driver's side =====
+
+impl Link {
+    pub(crate) fn wish(&self) -> Wish {
+        self.shared.read(|shared| shared.wish)
+    }
+
+    /// Waits until the handle wants something else than to hold.
+    pub(crate) async fn wishes_otherwise(&self) {
+        self.shared.until(|shared| (shared.wish != Wish::Hold).then_some(())).await;
+    }
+
+    /// A step-down was carried out; unless a stop came meanwhile, contend again.
+    pub(crate) fn stepped_down(&self) {
+        self.shared.update_quietly(|shared| {
+            if shared.wish != Wish::Stop {
+                shared.wish = Wish::Hold;
+            }
+        });
+    }
+
+    /// The store named this owner. Returns the change, if it is one.
+    pub(crate) fn saw(&self, owner: MutexOwner) -> Option<MutexState> {
+        self.shared.update_quietly(|shared| shared.saw(owner))
+    }
+
+    /// A tenure began.
+    pub(crate) fn publish(&self, tenure: Tenure, owner: MutexOwner) {
+        self.shared.update(|shared| {
+            shared.saw(owner);
+            shared.error = None;
+            shared.tenure = Some((tenure, shared.state.clone()));
+        });
+    }
+
+    /// The tenure is over.
+    pub(crate) fn withdraw(&self, owner: MutexOwner) {
+        self.shared.update(|shared| {
+            shared.saw(owner);
+            shared.tenure = None;
+        });
+    }
+
+    pub(crate) fn fail(&self, error: Option<Error>) {
+        self.shared.update_quietly(|shared| shared.error = error);
+    }
+
+    pub(crate) fn finish(&self, outcome: Result<()>) {
+        self.shared.update(|shared| {
+            shared.error = outcome.as_ref().err().cloned().or_else(|| shared.error.take());
+            shared.tenure = None;
+            shared.done = Some(outcome);
+        });
+    }
+}
+
+impl Shared {
+    fn saw(&mut self, owner: MutexOwner) -> Option<MutexState> {
+        let owner = owner.since(&self.state.after);
+        let before = std::mem::replace(&mut self.state.after, owner);
+        if before.id == self.state.after.id {
+            return None;
+        }
+        self.state.before = before;
+        Some(self.state.clone())
+    }
+}

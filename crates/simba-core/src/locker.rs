@@ -1,0 +1,369 @@
+//! A mutex in the manner of `std` and tokio: lock, guard, release.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::clock::{Moment, within};
+use crate::engine::{Driver, Link, Mode, Order};
+use crate::error::{Error, ErrorKind, Result};
+use crate::simba::Core;
+use crate::tenure::{Loss, Tenure, Work};
+use crate::types::{ContenderId, FencingToken, Lease, MutexName, MutexOwner};
+
+/// Locks one mutex, one guard at a time.
+///
+/// Not re-entrant and not `Clone`: a second lock while a guard lives or a lock is awaited is refused with
+/// [`ErrorKind::Reentered`] instead of waiting for itself. Two lockers of one name contend as two processes
+/// would.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> simba_core::Result<()> {
+/// # let simba = simba_core::Simba::new(simba_core::MemoryBackend::new());
+/// let locker = simba.locker("orders");
+/// let guard = locker.lock().await?;
+/// assert!(simba.locker("orders").try_lock().await?.is_none());
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Locker {
+    core: Arc<Core>,
+    name: Result<MutexName>,
+    lease: Lease,
+    id: Option<ContenderId>,
+    patience: Option<Duration>,
+    max_hold: Option<Duration>,
+    min_hold: Duration,
+    /// The last attempt or guard of this locker.
+    last: Mutex<Option<Link>>,
+}
+
+impl Locker {
+    pub(crate) fn new(core: Arc<Core>, name: Result<MutexName>, lease: Lease) -> Self {
+        Self {
+            core,
+            name,
+            lease,
+            id: None,
+            patience: None,
+            max_hold: None,
+            min_hold: Duration::ZERO,
+            last: Mutex::default(),
+        }
+    }
+
+    /// Locks with this lease instead of the handle's.
+    #[must_use]
+    pub fn with_lease(self, lease: Lease) -> Self {
+        Self { lease, ..self }
+    }
+
+    /// Contends under this id instead of a fresh one for every lock. Ids must be unique among the living.
+    #[must_use]
+    pub fn with_id(self, id: ContenderId) -> Self {
+        Self { id: Some(id), ..self }
+    }
+
+    /// Gives the mutex up after `max_hold` at the latest, should the work hang while renewals go on.
+    #[must_use]
+    pub fn with_max_hold(self, max_hold: Duration) -> Self {
+        Self { max_hold: Some(max_hold), ..self }
+    }
+
+    /// Keeps the mutex for `min_hold` at the least, so that a short job does not run again on a host whose
+    /// clock is behind. A release waits for it; a shutdown cuts it short.
+    #[must_use]
+    pub fn with_min_hold(self, min_hold: Duration) -> Self {
+        Self { min_hold, ..self }
+    }
+
+    /// Gives up waiting once the store could not be reached for this long; default: one lease.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience: Some(patience), ..self }
+    }
+
+    /// Waits for the mutex.
+    ///
+    /// # Errors
+    ///
+    /// - [`ErrorKind::Invalid`]: a wrong name or contradictory settings
+    /// - [`ErrorKind::Unavailable`]: the store could not be reached for the whole
+    ///   [patience](Self::with_patience)
+    /// - [`ErrorKind::Config`], [`ErrorKind::Denied`], [`ErrorKind::Protocol`]: somebody has to mend the
+    ///   store first
+    /// - [`ErrorKind::Reentered`]: this locker holds or awaits its mutex already
+    /// - [`ErrorKind::Closed`]: the handle was shut down
+    ///
+    /// # Cancel safety
+    ///
+    /// Drop it at any time: the place in the queue is given up, and a mutex that is won meanwhile is freed.
+    pub async fn lock(&self) -> Result<Guard> {
+        let attempt = self.attempt(Mode::Once(self.patience()))?;
+        attempt.guard().await?.ok_or_else(|| self.closed())
+    }
+
+    /// Takes the mutex if it is to be had at once; `None` if another holds it or waited before us.
+    ///
+    /// [`last_holder`](Self::last_holder) tells who.
+    ///
+    /// # Errors
+    ///
+    /// As for [`lock`](Self::lock), at the first failed call.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Option<Guard>> {
+        self.attempt(Mode::Try)?.guard().await
+    }
+
+    /// Waits for the mutex for at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`lock`](Self::lock), and [`ErrorKind::Timeout`] naming the holder if it is still held by
+    /// then; if the store could not be reached lately, that error instead.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`lock`](Self::lock).
+    pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard> {
+        let attempt = self.attempt(Mode::Once(self.patience().max(timeout)))?;
+        match within(&*self.core.clock, timeout, attempt.acquired()).await {
+            Some(outcome) => outcome?,
+            // Won at the last moment counts.
+            None if attempt.link.acquired_now().is_some() => {}
+            None => return Err(attempt.timed_out(timeout)),
+        }
+        attempt.guard().await?.ok_or_else(|| self.closed())
+    }
+
+    /// Who held the mutex when this locker last looked.
+    #[must_use]
+    pub fn last_holder(&self) -> MutexOwner {
+        self.last().as_ref().map_or(MutexOwner::none(), Link::owner)
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience.unwrap_or_else(|| self.lease.total())
+    }
+
+    /// Starts an attempt, unless a guard lives or a lock is awaited.
+    fn attempt(&self, mode: Mode) -> Result<Attempt> {
+        let order = self.order(mode)?;
+        let mutex = order.mutex.clone();
+        let mut last = self.last();
+        if last.as_ref().is_some_and(Link::is_wanted) {
+            let message = "this locker holds or awaits its mutex already: release the guard first, or use another locker";
+            return Err(Error::new(ErrorKind::Reentered, message).with_mutex(&mutex));
+        }
+        let link = Link::new();
+        // The release of the guard before goes first: it may be under way under the same id.
+        Driver::start(&self.core, order, &link, last.take())?;
+        *last = Some(link.clone());
+        Ok(Attempt { link, mutex, backend: self.core.backend.name() })
+    }
+
+    fn order(&self, mode: Mode) -> Result<Order> {
+        let mutex = self.name.clone()?;
+        if self.max_hold.is_some_and(|max_hold| max_hold.is_zero() || max_hold <= self.min_hold) {
+            let message = "the longest hold must be longer than zero and than the shortest hold";
+            return Err(Error::invalid(message).with_mutex(&mutex));
+        }
+        Ok(Order {
+            mutex,
+            contender: self.id.clone().unwrap_or_else(ContenderId::generate),
+            lease: self.lease,
+            mode,
+            initial_delay: Duration::ZERO,
+            max_hold: self.max_hold,
+            min_hold: self.min_hold,
+        })
+    }
+
+    fn closed(&self) -> Error {
+        let error =
+            Error::new(ErrorKind::Closed, "the handle was shut down").with_backend(self.core.backend.name());
+        match &self.name {
+            Ok(name) => error.with_mutex(name),
+            Err(_) => error,
+        }
+    }
+
+    fn last(&self) -> std::sync::MutexGuard<'_, Option<Link>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Locker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locker").field("name", &self.name).field("lease", &self.lease).finish_non_exhaustive()
+    }
+}
+
+/// A lock under way. Dropping it ends it, whatever it has won.
+struct Attempt {
+    link: Link,
+    mutex: MutexName,
+    backend: &'static str,
+}
+
+impl Attempt {
+    /// Waits until the mutex is won (`Ok`), refused (`Ok`, without a tenure), or out of reach.
+    async fn acquired(&self) -> Result<()> {
+        match self.link.acquired().await {
+            Ok(_) => Ok(()),
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// Hands the mutex over to a guard; `None` if it was refused.
+    async fn guard(self) -> Result<Option<Guard>> {
+        let tenure = match self.link.acquired().await {
+            Ok(tenure) => tenure,
+            Err(outcome) => return outcome.map(|()| None),
+        };
+        // Lost between two lines: the driver has ended, or is about to.
+        let Some(work) = tenure.begin() else { return Err(lost(&tenure)) };
+        Ok(Some(Guard { work: Some(work), attempt: self, tenure }))
+    }
+
+    fn timed_out(&self, timeout: Duration) -> Error {
+        if let Some(error) = self.link.error() {
+            return error;
+        }
+        let error = Error::new(ErrorKind::Timeout, format!("not acquired within {timeout:?}"))
+            .with_backend(self.backend)
+            .with_mutex(&self.mutex);
+        match self.link.owner().id {
+            Some(holder) => error.with_holder(holder),
+            None => error,
+        }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.link.stop();
+    }
+}
+
+fn lost(tenure: &Tenure) -> Error {
+    let why = tenure.loss().unwrap_or(Loss::Released);
+    Error::new(ErrorKind::Lost, format!("the mutex is lost: {why}")).with_mutex(tenure.mutex())
+}
+
+/// A held mutex.
+///
+/// The engine renews it in the background until the guard is released or dropped, or the mutex is lost.
+/// Holding the guard is not holding the mutex: ask [`is_held`](Self::is_held) before every step that counts,
+/// or let [`run`](Self::run) do it, and hand [`token`](Self::token) to the resources that you write to.
+///
+/// # Drop
+///
+/// Dropping it frees the mutex in the background: in its own time, without saying whether it worked, and not
+/// at all if the runtime ends first; then the lease runs out. It never blocks and never panics, with or
+/// without a runtime. Use [`release`](Self::release) to know.
+#[must_use = "if unused the mutex is released at once"]
+pub struct Guard {
+    // Order of drop: the work is over before the stop is asked for.
+    work: Option<Work>,
+    attempt: Attempt,
+    tenure: Tenure,
+}
+
+impl Guard {
+    /// The number to hand to every resource that the work touches.
+    #[must_use]
+    pub fn token(&self) -> FencingToken {
+        self.tenure.token()
+    }
+
+    /// Whether the mutex is held at this moment. Reads the clock.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.tenure.is_held()
+    }
+
+    /// How long the mutex stays held without a renewal; zero once it is lost.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.tenure.remaining()
+    }
+
+    /// When the mutex is lost unless a renewal comes first.
+    #[must_use]
+    pub fn deadline(&self) -> Moment {
+        self.tenure.deadline()
+    }
+
+    /// The hold as a value to hand to other tasks.
+    #[must_use]
+    pub fn tenure(&self) -> Tenure {
+        self.tenure.clone()
+    }
+
+    /// Completes when the work should stop: `grace` before the deadline. See [`Tenure::expiring`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Only listens.
+    pub async fn expiring(&self) {
+        self.tenure.expiring().await;
+    }
+
+    /// Completes when the mutex is lost, with the reason. See [`Tenure::lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Only listens.
+    pub async fn lost(&self) -> Loss {
+        self.tenure.lost().await
+    }
+
+    /// Runs `work` for as long as the mutex is held. See [`Tenure::run`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] if the work was dropped or never started.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the call drops the work; the guard stays.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
+        self.tenure.run(work).await
+    }
+
+    /// Frees the mutex and waits until the store has done so.
+    ///
+    /// # Errors
+    ///
+    /// - [`ErrorKind::Lost`]: it had been lost before, so the end of the work may not have been covered
+    /// - [`ErrorKind::Unavailable`]: the store did not confirm; the lease runs out by itself
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call goes on in the background.
+    pub async fn release(mut self) -> Result<()> {
+        let loss = self.tenure.loss();
+        self.work = None;
+        self.attempt.link.stop();
+        let freed = self.attempt.link.done().await;
+        match loss {
+            None | Some(Loss::Released) => freed,
+            Some(_) => Err(lost(&self.tenure)),
+        }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard").field("tenure", &self.tenure).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,8 @@
+//! The reference backend: mutexes in the memory of one process.
+
+mod backend;
+mod operate;
+mod session;
+mod store;
+
+pub use backend::MemoryBackend;

@@ -1,0 +1,252 @@
+//! Watching who owns a mutex, without contending.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::backend::{Claim, Intent, Ownership, Session};
+use crate::clock::{Moment, within};
+use crate::engine::Pacing;
+use crate::error::{Error, ErrorKind, Result};
+use crate::simba::Core;
+use crate::types::{ContenderId, Lease, MutexName, MutexOwner};
+use crate::watched::Watched;
+
+/// What is known of a mutex's owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum View {
+    /// Somebody owns it.
+    Owned(MutexOwner),
+    /// Nobody owns it.
+    Vacant,
+    /// The store cannot be asked since this moment, or the last owner's lease ran out unseen.
+    Unknown {
+        /// Since when.
+        since: Moment,
+    },
+}
+
+impl View {
+    /// Whether both say the same about who owns the mutex, whatever they say about how long.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Owned(one), Self::Owned(two)) => (&one.id, one.token) == (&two.id, two.token),
+            (Self::Vacant, Self::Vacant) | (Self::Unknown { .. }, Self::Unknown { .. }) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Watches the owner of one mutex. Never contends, never queues.
+///
+/// It learns of changes from the store's hints and looks at least every
+/// [`Lease::poll`]; a change that is undone between two looks may go unseen.
+///
+/// # Drop
+///
+/// Dropping it ends the watch.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> simba_core::Result<()> {
+/// # use simba_core::View;
+/// # let simba = simba_core::Simba::new(simba_core::MemoryBackend::new());
+/// let mut observer = simba.observe("leader")?;
+/// assert_eq!(observer.changed().await?, View::Vacant);
+/// let guard = simba.locker("leader").lock().await?;
+/// let View::Owned(owner) = observer.changed().await? else { panic!() };
+/// assert_eq!(owner.token, Some(guard.token()));
+/// # Ok(())
+/// # }
+/// ```
+pub struct Observer {
+    mutex: MutexName,
+    shared: Arc<Watched<Shared>>,
+    /// The number of changes that [`changed`](Self::changed) has told.
+    told: u64,
+    _watch: DropGuard,
+}
+
+#[derive(Debug)]
+struct Shared {
+    view: View,
+    changes: u64,
+    error: Option<Error>,
+    ended: bool,
+}
+
+impl Observer {
+    pub(crate) fn start(core: &Arc<Core>, mutex: MutexName, lease: Lease) -> Result<Self> {
+        let view = View::Unknown { since: core.clock.now() };
+        let shared = Arc::new(Watched::new(Shared { view, changes: 0, error: None, ended: false }));
+        let stop = CancellationToken::new();
+        let watch = Watch {
+            claim: Claim::new(mutex.clone(), ContenderId::generate(), lease).with_intent(Intent::Try),
+            pacing: Pacing::new(lease),
+            random: fastrand::Rng::with_seed(core.seed()),
+            session: None,
+            failures: 0,
+            shared: Arc::clone(&shared),
+            core: Arc::clone(core),
+        };
+        core.spawn(watch.run(stop.clone()))?;
+        Ok(Self { mutex, shared, told: 0, _watch: stop.drop_guard() })
+    }
+
+    /// The mutex.
+    #[must_use]
+    pub fn mutex(&self) -> &MutexName {
+        &self.mutex
+    }
+
+    /// What is known now.
+    #[must_use]
+    pub fn view(&self) -> View {
+        self.shared.read(|shared| shared.view.clone())
+    }
+
+    /// What went wrong in the last look; `None` once one succeeds.
+    #[must_use]
+    pub fn last_error(&self) -> Option<Error> {
+        self.shared.read(|shared| shared.error.clone())
+    }
+
+    /// Waits for a change since the last call, and gives the newest view. The first call waits for the first
+    /// look.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Closed`] after a shutdown.
+    ///
+    /// # Cancel safety
+    ///
+    /// A change is kept for the next call.
+    pub async fn changed(&mut self) -> Result<View> {
+        let told = self.told;
+        let look = |shared: &Shared| match shared.changes > told {
+            true => Some(Ok((shared.view.clone(), shared.changes))),
+            false => shared.ended.then(|| Err(Error::new(ErrorKind::Closed, "the handle was shut down"))),
+        };
+        let (view, changes) = self.shared.until(look).await.map_err(|error| error.with_mutex(&self.mutex))?;
+        self.told = changes;
+        Ok(view)
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observer")
+            .field("mutex", &self.mutex)
+            .field("view", &self.view())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The task behind an observer.
+struct Watch {
+    core: Arc<Core>,
+    claim: Claim,
+    pacing: Pacing,
+    random: fastrand::Rng,
+    session: Option<Box<dyn Session>>,
+    failures: u32,
+    shared: Arc<Watched<Shared>>,
+}
+
+impl Watch {
+    async fn run(mut self, stop: CancellationToken) {
+        let closing = self.core.closing.clone();
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            () = closing.cancelled() => {}
+            () = self.look_for_ever() => {}
+        }
+    }
+
+    async fn look_for_ever(&mut self) {
+        let clock = Arc::clone(&self.core.clock);
+        loop {
+            let sent = clock.now();
+            let limit = self.pacing.call_limit(None);
+            let looked = within(&*clock, limit, self.inspect()).await;
+            let silent = || Err(Error::new(ErrorKind::Unavailable, format!("no answer within {limit:?}")));
+            let pause = match looked.unwrap_or_else(silent) {
+                Ok(ownership) => self.saw(sent, ownership.as_ref()),
+                Err(error) => self.failed(error),
+            };
+            self.rest(pause).await;
+        }
+    }
+
+    async fn inspect(&mut self) -> Result<Option<Ownership>> {
+        let session = match &mut self.session {
+            Some(session) => session,
+            None => self.session.insert(self.core.backend.open(self.claim.clone()).await?),
+        };
+        session.inspect().await
+    }
+
+    fn saw(&mut self, sent: Moment, ownership: Option<&Ownership>) -> Duration {
+        self.failures = 0;
+        let view = match ownership {
+            Some(ownership) => View::Owned(MutexOwner::seen(ownership, sent, &self.claim.lease)),
+            None => View::Vacant,
+        };
+        self.show(view, None);
+        let remaining = ownership.map_or(Duration::MAX, |ownership| ownership.remaining);
+        self.pacing.wait(remaining, self.random.f64())
+    }
+
+    fn failed(&mut self, error: Error) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        let pause = self.pacing.retry_waiting(self.failures, error.is_transient(), self.random.f64());
+        let error = error.with_backend(self.core.backend.name()).with_mutex(&self.claim.mutex);
+        self.show(View::Unknown { since: self.core.clock.now() }, Some(error));
+        pause
+    }
+
+    fn show(&self, view: View, error: Option<Error>) {
+        self.shared.update(|shared| {
+            shared.error = error;
+            let news = shared.changes == 0 || !shared.view.is_same(&view);
+            shared.changes += u64::from(news);
+            shared.view = match (view, &shared.view) {
+                (View::Owned(now), View::Owned(before)) => View::Owned(now.since(before)),
+                // The first failure counts, not the last.
+                (View::Unknown { .. }, View::Unknown { since }) if !news => View::Unknown { since: *since },
+                (view, _) => view,
+            };
+        });
+    }
+
+    /// Waits for the pause to end or for a hint.
+    async fn rest(&mut self, pause: Duration) {
+        let until = self.core.clock.now() + pause;
+        let hint = async {
+            let hinted = match &mut self.session {
+                Some(session) => session.changed().await.is_ok(),
+                None => false,
+            };
+            if !hinted {
+                std::future::pending().await
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.core.clock.sleep_until(until) => {}
+            () = hint => {}
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.update(|shared| shared.ended = true);
+    }
+}

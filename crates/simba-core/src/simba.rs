@@ -1,0 +1,264 @@
+//! The handle that everything starts from.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::backend::Backend;
+use crate::clock::{Clock, Moment, SystemClock, within};
+use crate::contention::Contention;
+use crate::error::{Error, ErrorKind, Result};
+use crate::locker::Locker;
+use crate::observer::Observer;
+use crate::operate::Operate;
+use crate::scheduler::Scheduler;
+use crate::types::{Lease, MutexName};
+
+/// A handle on one store: lock, lead, schedule and observe through it.
+///
+/// Cheap to clone; all clones share the backend and its connections. A service makes one and keeps it.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> simba_core::Result<()> {
+/// use simba_core::{MemoryBackend, Simba};
+///
+/// let simba = Simba::new(MemoryBackend::new());
+/// let guard = simba.locker("orders").lock().await?;
+/// // … work under the mutex, with guard.token() for every resource it touches …
+/// guard.release().await?;
+/// simba.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Simba {
+    core: Arc<Core>,
+    lease: Lease,
+}
+
+/// What all handles, drivers and observers of one store share.
+pub(crate) struct Core {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) closing: CancellationToken,
+    tasks: TaskTracker,
+    runtime: Option<Handle>,
+    random: Mutex<fastrand::Rng>,
+}
+
+/// Makes a [`Simba`] on another clock, another runtime, or with known randomness.
+///
+/// # Default
+///
+/// The machine's [`SystemClock`], the runtime that each call is made on, the system's randomness.
+#[derive(Debug)]
+#[must_use]
+pub struct SimbaBuilder {
+    backend: Arc<dyn Backend>,
+    clock: Arc<dyn Clock>,
+    runtime: Option<Handle>,
+    seed: Option<u64>,
+    lease: Lease,
+}
+
+impl SimbaBuilder {
+    /// Tells time by this clock.
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { clock: Arc::new(clock), ..self }
+    }
+
+    /// Runs the engine on this runtime, so that code that blocks the caller's delays no renewal.
+    pub fn runtime(self, runtime: Handle) -> Self {
+        Self { runtime: Some(runtime), ..self }
+    }
+
+    /// Draws all jitter from this seed, so that a run can be repeated.
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed: Some(seed), ..self }
+    }
+
+    /// Uses this lease unless a call says otherwise.
+    pub fn lease(self, lease: Lease) -> Self {
+        Self { lease, ..self }
+    }
+
+    /// The handle.
+    #[must_use]
+    pub fn build(self) -> Simba {
+        let Self { backend, clock, runtime, seed, lease } = self;
+        let seed = seed.or_else(|| getrandom::u64().ok()).unwrap_or_else(|| fastrand::u64(..));
+        let core = Core {
+            backend,
+            clock,
+            closing: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            runtime,
+            random: Mutex::new(fastrand::Rng::with_seed(seed)),
+        };
+        Simba { core: Arc::new(core), lease }
+    }
+}
+
+impl Simba {
+    /// A handle on `backend` with the default lease.
+    #[must_use]
+    pub fn new(backend: impl Backend) -> Self {
+        Self::builder(Arc::new(backend)).build()
+    }
+
+    /// A handle with other than the default surroundings.
+    pub fn builder(backend: Arc<dyn Backend>) -> SimbaBuilder {
+        SimbaBuilder {
+            backend,
+            clock: Arc::new(SystemClock),
+            runtime: None,
+            seed: None,
+            lease: Lease::default(),
+        }
+    }
+
+    /// The same store with another lease.
+    #[must_use]
+    pub fn with_lease(&self, lease: Lease) -> Self {
+        Self { core: Arc::clone(&self.core), lease }
+    }
+
+    /// A locker on this mutex. A wrong name is an error of its first lock.
+    pub fn locker<N>(&self, name: N) -> Locker
+    where
+        N: TryInto<MutexName>,
+        N::Error: Into<Error>,
+    {
+        Locker::new(Arc::clone(&self.core), name.try_into().map_err(Into::into), self.lease)
+    }
+
+    /// A contention for this mutex, not started yet. A wrong name is an error of its start.
+    pub fn contend<N>(&self, name: N) -> Contention
+    where
+        N: TryInto<MutexName>,
+        N::Error: Into<Error>,
+    {
+        Contention::new(Arc::clone(&self.core), name.try_into().map_err(Into::into), self.lease)
+    }
+
+    /// A scheduler whose job runs on the holder of this mutex only. A wrong name is an error of its start.
+    pub fn scheduler<N>(&self, name: N) -> Scheduler
+    where
+        N: TryInto<MutexName>,
+        N::Error: Into<Error>,
+    {
+        Scheduler::new(self.contend(name))
+    }
+
+    /// Watches who owns this mutex without ever contending for it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] for a wrong name or outside a runtime, [`ErrorKind::Closed`] after a shutdown.
+    pub fn observe<N>(&self, name: N) -> Result<Observer>
+    where
+        N: TryInto<MutexName>,
+        N::Error: Into<Error>,
+    {
+        Observer::start(&self.core, name.try_into().map_err(Into::into)?, self.lease)
+    }
+
+    /// What operators need of the store: list, read, evict, probe, schema.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] if the backend offers nothing to operators.
+    pub fn operate(&self) -> Result<&dyn Operate> {
+        self.core.backend.operate().ok_or_else(|| {
+            Error::new(ErrorKind::Config, "this backend offers nothing to operators")
+                .with_backend(self.core.backend.name())
+        })
+    }
+
+    /// The backend's name.
+    #[must_use]
+    pub fn backend(&self) -> &'static str {
+        self.core.backend.name()
+    }
+
+    /// The lease used unless a call says otherwise.
+    pub fn lease(&self) -> Lease {
+        self.lease
+    }
+
+    /// This moment on the handle's clock, to judge a [`MutexOwner`](crate::MutexOwner) by.
+    #[must_use]
+    pub fn now(&self) -> Moment {
+        self.core.clock.now()
+    }
+
+    /// Stops everything that was started through this handle and its clones, and waits for it: work is told
+    /// to stop and waited for until its deadline at most, every mutex is freed, every queue left, the
+    /// connections closed.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call goes on in the background except for closing the connections; call it again.
+    pub async fn shutdown(&self) {
+        self.core.closing.cancel();
+        self.core.tasks.close();
+        self.core.tasks.wait().await;
+        within(&*self.core.clock, self.lease.ttl(), self.core.backend.close()).await;
+    }
+}
+
+impl Core {
+    /// Runs a task of the engine; refused after a shutdown and where no runtime is at hand.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+        if self.closing.is_cancelled() {
+            return Err(
+                Error::new(ErrorKind::Closed, "the handle was shut down").with_backend(self.backend.name())
+            );
+        }
+        self.tasks.spawn_on(task, &self.runtime()?);
+        Ok(())
+    }
+
+    /// Runs user code: like [`spawn`](Self::spawn), but a shutdown does not wait for it.
+    pub(crate) fn spawn_detached(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+        self.runtime()?.spawn(task);
+        Ok(())
+    }
+
+    fn runtime(&self) -> Result<Handle> {
+        match &self.runtime {
+            Some(runtime) => Ok(runtime.clone()),
+            None => Handle::try_current().map_err(|error| {
+                Error::invalid("no tokio runtime here: call from one, or use simba_core::blocking")
+                    .with_source(error)
+            }),
+        }
+    }
+
+    /// A seed for one contender's jitter.
+    pub(crate) fn seed(&self) -> u64 {
+        self.random.lock().unwrap_or_else(PoisonError::into_inner).u64(..)
+    }
+}
+
+impl fmt::Debug for Simba {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simba")
+            .field("backend", &self.core.backend)
+            .field("lease", &self.lease)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,375 @@
+//! Holding a mutex: until when, under which token, and how it ended.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::clock::{Clock, Moment};
+use crate::error::{Error, ErrorKind, Result};
+use crate::park;
+use crate::types::{ContenderId, FencingToken, MutexName};
+use crate::watched::Watched;
+
+/// Why a tenure ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Loss {
+    /// The lease could not be renewed in time.
+    Deadline,
+    /// The store says that another holds it.
+    TakenBy(ContenderId),
+    /// The store knows nothing of us any more: evicted, flushed, or restored from an older state.
+    Vanished,
+    /// The longest hold that was allowed is over.
+    MaxHold,
+    /// The holder stepped down.
+    SteppedDown,
+    /// The holder gave it up itself: released, stopped or shut down.
+    Released,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Deadline => f.write_str("the lease could not be renewed in time"),
+            Self::TakenBy(other) => write!(f, "`{other}` holds it now"),
+            Self::Vanished => f.write_str("the store does not know this holder any more"),
+            Self::MaxHold => f.write_str("the longest allowed hold is over"),
+            Self::SteppedDown => f.write_str("the holder stepped down"),
+            Self::Released => f.write_str("the holder released it"),
+        }
+    }
+}
+
+/// One uninterrupted hold of a mutex by one contender.
+///
+/// Validity is a deadline, never a flag: [`is_held`](Self::is_held) reads the clock, and
+/// [`expiring`](Self::expiring) and [`lost`](Self::lost) wait on the machine's timers, so both come on time
+/// while the store hangs or the engine's runtime is busy. Cheap to clone; all clones are the same tenure.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> simba_core::Result<()> {
+/// # let simba = simba_core::Simba::new(simba_core::MemoryBackend::new());
+/// let guard = simba.locker("orders").lock().await?;
+/// let tenure = guard.tenure();
+/// assert!(tenure.is_held());
+/// guard.release().await?;
+/// assert_eq!(tenure.lost().await, simba_core::Loss::Released);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Tenure {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    mutex: MutexName,
+    contender: ContenderId,
+    token: FencingToken,
+    clock: Arc<dyn Clock>,
+    acquired_at: Moment,
+    /// The end of the longest allowed hold.
+    cap: Option<Moment>,
+    state: Watched<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    deadline: Moment,
+    grace: Duration,
+    /// The end is announced: work is told to stop and none may start.
+    closing: Option<Loss>,
+    ended: Option<Loss>,
+    /// Work under way that a graceful end waits for.
+    work: usize,
+}
+
+/// The terms of a tenure: what the engine knows when it begins.
+pub(crate) struct Terms {
+    pub(crate) mutex: MutexName,
+    pub(crate) contender: ContenderId,
+    pub(crate) token: FencingToken,
+    pub(crate) acquired_at: Moment,
+    pub(crate) deadline: Moment,
+    pub(crate) grace: Duration,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Tenure {
+    /// The mutex.
+    #[must_use]
+    pub fn mutex(&self) -> &MutexName {
+        &self.inner.mutex
+    }
+
+    /// Who holds it.
+    #[must_use]
+    pub fn contender(&self) -> &ContenderId {
+        &self.inner.contender
+    }
+
+    /// The number to hand to every resource that the work touches.
+    #[must_use]
+    pub fn token(&self) -> FencingToken {
+        self.inner.token
+    }
+
+    /// When the winning request was sent.
+    #[must_use]
+    pub fn acquired_at(&self) -> Moment {
+        self.inner.acquired_at
+    }
+
+    /// When the mutex is lost unless a renewal comes first.
+    #[must_use]
+    pub fn deadline(&self) -> Moment {
+        self.inner.state.read(|state| state.deadline)
+    }
+
+    /// Whether the mutex is held at this moment. Reads the clock; ask before every step that counts.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.loss().is_none()
+    }
+
+    /// Whether the work should stop: the end is announced, near, or past.
+    #[must_use]
+    pub fn is_expiring(&self) -> bool {
+        self.inner.state.read(|state| {
+            let now = self.inner.clock.now();
+            state.closing.is_some() || state.ended.is_some() || now >= state.expiring()
+        })
+    }
+
+    /// How long the mutex stays held without a renewal; zero once it is lost.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.inner.state.read(|state| match state.ended {
+            Some(_) => Duration::ZERO,
+            None => state.deadline - self.inner.clock.now(),
+        })
+    }
+
+    /// Why the tenure ended; `None` while the mutex is held.
+    #[must_use]
+    pub fn loss(&self) -> Option<Loss> {
+        self.inner.state.read(|state| self.inner.verdict(state))
+    }
+
+    /// Completes when the work should stop: `grace` before the deadline, or when the end is announced.
+    ///
+    /// The engine goes on renewing; if that succeeds the tenure lives on, and whoever went on working did
+    /// nothing wrong.
+    ///
+    /// # Cancel safety
+    ///
+    /// Only listens; drop it at any time.
+    pub async fn expiring(&self) {
+        let told = |state: &State| state.closing.is_some() || state.ended.is_some();
+        self.reached(State::expiring, told).await;
+    }
+
+    /// Completes when the mutex is lost, with the reason; at the deadline at the latest, whatever hangs.
+    ///
+    /// # Cancel safety
+    ///
+    /// Only listens; drop it at any time.
+    pub async fn lost(&self) -> Loss {
+        self.reached(|state| state.deadline, |state| state.ended.is_some()).await;
+        self.loss().unwrap_or(Loss::Deadline)
+    }
+
+    /// Runs `work` for as long as the mutex is held.
+    ///
+    /// The work learns that it should stop from [`expiring`](Self::expiring), if it listens to a clone of
+    /// this tenure. If it is still there when a quarter of the grace is left, it is dropped: before another
+    /// can hold the mutex. A graceful stop of the contention waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] if the work was dropped or never started.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the call drops the work.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
+        let Some(_under_way) = self.begin() else { return Err(self.lost_error()) };
+        let mut work = pin!(work);
+        tokio::select! {
+            biased;
+            () = self.reached(State::last_call, |state| state.ended.is_some()) => Err(self.lost_error()),
+            output = &mut work => Ok(output),
+        }
+    }
+
+    /// Calls `act` from a thread of its own if the mutex is lost, even while the runtime is blocked.
+    ///
+    /// For a last resort such as `std::process::abort`. Nothing happens if the holder gives the mutex up
+    /// itself.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`] if the system starts no thread.
+    pub fn watchdog(&self, act: impl FnOnce(Loss) + Send + 'static) -> Result<()> {
+        let tenure = self.clone();
+        let watch = move || match park::block_on(tenure.lost()) {
+            Loss::Released | Loss::SteppedDown => {}
+            loss => act(loss),
+        };
+        thread::Builder::new().name("simba-watchdog".into()).spawn(watch).map(drop).map_err(|error| {
+            Error::new(ErrorKind::Unavailable, "the system starts no thread for a watchdog")
+                .with_source(error)
+        })
+    }
+
+    /// Waits until the moment that `when` gives is reached or `told` says so, however often it moves.
+    async fn reached(&self, when: fn(&State) -> Moment, told: fn(&State) -> bool) {
+        let Inner { state, clock, .. } = &*self.inner;
+        loop {
+            let (at, told_now) = state.read(|state| (when(state), told(state)));
+            if told_now || clock.now() >= at {
+                return;
+            }
+            tokio::select! {
+                biased;
+                () = state.until(|state| (told(state) || when(state) < at).then_some(())) => {}
+                () = clock.sleep_until(at) => {}
+            }
+        }
+    }
+
+    fn lost_error(&self) -> Error {
+        let why = self.inner.state.read(|state| state.ended.clone().or_else(|| state.closing.clone()));
+        let why = why.unwrap_or(Loss::Deadline);
+        Error::new(ErrorKind::Lost, format!("the mutex is lost: {why}")).with_mutex(self.mutex())
+    }
+}
+
+// ===== the engine's side =====
+
+impl Tenure {
+    pub(crate) fn new(clock: Arc<dyn Clock>, terms: Terms) -> Self {
+        let Terms { mutex, contender, token, acquired_at, deadline, grace, max_hold } = terms;
+        let cap = max_hold.map(|max_hold| acquired_at + max_hold);
+        // A short hold keeps three quarters of itself for the work.
+        let grace = max_hold.map_or(grace, |max_hold| grace.min(max_hold / 4));
+        let deadline = cap.map_or(deadline, |cap| deadline.min(cap));
+        let state = Watched::new(State { deadline, grace, closing: None, ended: None, work: 0 });
+        Self { inner: Arc::new(Inner { mutex, contender, token, clock, acquired_at, cap, state }) }
+    }
+
+    /// Moves the deadline after a renewal. Refused once the tenure is over: what was lost stays lost.
+    pub(crate) fn extend(&self, deadline: Moment) -> bool {
+        let deadline = self.inner.cap.map_or(deadline, |cap| deadline.min(cap));
+        let extend = |state: &mut State| {
+            if self.inner.verdict(state).is_some() {
+                return false;
+            }
+            state.deadline = deadline;
+            true
+        };
+        // Those who sleep until the old deadline look again by themselves, unless the new one is earlier.
+        if deadline < self.deadline() {
+            return self.inner.state.update(extend);
+        }
+        self.inner.state.update_quietly(extend)
+    }
+
+    /// Announces the end: work is told to stop and none may start.
+    pub(crate) fn close(&self, why: Loss) {
+        self.inner.state.update(|state| state.closing.get_or_insert(why).clone());
+    }
+
+    /// Ends it, unless it is over already; returns the reason that counts.
+    pub(crate) fn end(&self, why: Loss) -> Loss {
+        self.inner.state.update(|state| {
+            let why = self.inner.verdict(state).unwrap_or(why);
+            state.ended.get_or_insert(why).clone()
+        })
+    }
+
+    /// Completes when the end is announced or reached.
+    pub(crate) async fn closing(&self) {
+        let told = |state: &State| state.closing.is_some() || state.ended.is_some();
+        self.reached(|state| state.deadline, told).await;
+    }
+
+    /// Whether work may start under it.
+    pub(crate) fn is_open(&self) -> bool {
+        self.inner.state.read(|state| state.closing.is_none() && self.inner.verdict(state).is_none())
+    }
+
+    /// Starts work that a graceful end waits for; `None` once the end is announced or reached.
+    pub(crate) fn begin(&self) -> Option<Work> {
+        self.inner.state.update_quietly(|state| {
+            let open = state.closing.is_none() && self.inner.verdict(state).is_none();
+            open.then(|| state.work += 1)
+        })?;
+        Some(Work { tenure: self.clone() })
+    }
+
+    /// Whether both are clones of one tenure.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Completes when no work is under way.
+    pub(crate) async fn idle(&self) {
+        self.inner.state.until(|state| (state.work == 0).then_some(())).await;
+    }
+}
+
+impl Inner {
+    /// The one place that judges validity. The clock is read under the lock: once it showed the deadline
+    /// to anyone, no renewal that comes later is accepted.
+    fn verdict(&self, state: &State) -> Option<Loss> {
+        if state.ended.is_some() {
+            return state.ended.clone();
+        }
+        if self.clock.now() < state.deadline {
+            return None;
+        }
+        Some(if self.cap == Some(state.deadline) { Loss::MaxHold } else { Loss::Deadline })
+    }
+}
+
+impl State {
+    fn expiring(&self) -> Moment {
+        self.deadline.saturating_sub(self.grace)
+    }
+
+    /// When work that did not stop by itself is dropped.
+    fn last_call(&self) -> Moment {
+        self.deadline.saturating_sub(self.grace / 4)
+    }
+}
+
+/// Work under way. A graceful end waits until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Work {
+    tenure: Tenure,
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.tenure.inner.state.update(|state| state.work -= 1);
+    }
+}
+
+impl fmt::Debug for Tenure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tenure")
+            .field("mutex", self.mutex())
+            .field("contender", self.contender())
+            .field("token", &self.token())
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}

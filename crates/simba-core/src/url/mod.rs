@@ -1,0 +1,199 @@
+//! The URL of a store: where it is and how to log in, with the secrets kept out of every text.
+
+mod parse;
+mod percent;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use percent::encode;
+
+const MASK: &str = "***";
+
+/// The URL of a store: `scheme:path` or `scheme://user:password@host:port,host:port/path?key=value`.
+///
+/// Unlike a web address it may name several hosts. User, password, path and query are percent-decoded; a
+/// `+` stays a plus. An `@` elsewhere than before the hosts is written `%40`. `scheme:///path` and
+/// `scheme:/path` are equal. Which schemes and keys mean something is up to the backends.
+///
+/// `Display` and `Debug` show `***` for the password and for the value of every key that has `pass`,
+/// `secret`, `token` or `key` in its name; no error repeats them. The `Display` of a URL without such
+/// secrets parses back to an equal one, unless escapes make it longer than [`MAX_LEN`](Self::MAX_LEN).
+///
+/// # Examples
+///
+/// ```
+/// use simba_core::ConnectUrl;
+///
+/// let url: ConnectUrl = "redis+sentinel://:hunter2@a,b:26380/mymaster/0?timeout=2s".parse()?;
+/// assert_eq!(url.scheme(), "redis+sentinel");
+/// assert_eq!(url.hosts()[1].port, Some(26380));
+/// assert_eq!(url.query("timeout"), Some("2s"));
+/// assert_eq!(url.to_string(), "redis+sentinel://:***@a,b:26380/mymaster/0?timeout=2s");
+/// # Ok::<(), simba_core::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct ConnectUrl {
+    scheme: String,
+    user: Option<String>,
+    password: Option<String>,
+    hosts: Vec<Host>,
+    path: String,
+    query: BTreeMap<String, String>,
+}
+
+impl ConnectUrl {
+    /// The most bytes a URL may have.
+    pub const MAX_LEN: usize = 4096;
+
+    /// The scheme in lower case, such as `redis`.
+    #[must_use]
+    pub fn scheme(&self) -> &str {
+        &self.scheme
+    }
+
+    /// The hosts in the order written; none for a URL without an authority, such as `sqlite:a.db`.
+    #[must_use]
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// The user, unless it is absent or empty.
+    #[must_use]
+    pub fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    /// The password: the only door to the secret, so keep what comes out of it away from logs.
+    ///
+    /// `user:@host` gives an empty one, `user@host` gives none.
+    #[must_use]
+    pub fn password(&self) -> Option<&str> {
+        self.password.as_deref()
+    }
+
+    /// Sets the password: for a secret that comes from the environment or a file. Takes it as it is,
+    /// without percent-decoding.
+    #[must_use]
+    pub fn with_password(self, password: String) -> Self {
+        Self { password: Some(password), ..self }
+    }
+
+    /// The path with its leading slash, if it has one; empty if there is no path.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The value of a key in the query; empty for a key without one.
+    ///
+    /// It may be a secret that only `Display` and `Debug` hide.
+    #[must_use]
+    pub fn query(&self, key: &str) -> Option<&str> {
+        self.query.get(key).map(String::as_str)
+    }
+
+    /// All keys and values of the query, ordered by key.
+    pub fn queries(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.query.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
+    fn fmt_authority(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let absent = self.hosts.is_empty() && self.user.is_none() && self.password.is_none();
+        // A path that starts with two slashes would be read as an authority without an empty one before it.
+        if absent && !self.path.starts_with("//") {
+            return Ok(());
+        }
+        f.write_str("//")?;
+        self.fmt_login(f)?;
+        for (at, host) in self.hosts.iter().enumerate() {
+            write!(f, "{}{host}", if at == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+
+    fn fmt_login(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let user = encode(self.user().unwrap_or_default(), "");
+        match (&self.user, &self.password) {
+            (None, None) => Ok(()),
+            (Some(_), None) => write!(f, "{user}@"),
+            (_, Some(_)) => write!(f, "{user}:{MASK}@"),
+        }
+    }
+
+    fn fmt_query(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (key, value)) in self.queries().enumerate() {
+            write!(f, "{}{}", if at == 0 { '?' } else { '&' }, encode(key, "/:,+"))?;
+            match value {
+                _ if is_secret(key) => write!(f, "={MASK}")?,
+                "" => {}
+                value => write!(f, "={}", encode(value, "/:,+"))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_secret(key: &str) -> bool {
+    let key = key.to_lowercase();
+    ["pass", "secret", "token", "key"].iter().any(|word| key.contains(word))
+}
+
+impl fmt::Display for ConnectUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.scheme)?;
+        self.fmt_authority(f)?;
+        f.write_str(&encode(&self.path, "/:,+="))?;
+        self.fmt_query(f)
+    }
+}
+
+impl fmt::Debug for ConnectUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ConnectUrl({self})")
+    }
+}
+
+impl FromStr for ConnectUrl {
+    type Err = Error;
+
+    fn from_str(url: &str) -> Result<Self> {
+        parse::parse(url)
+    }
+}
+
+impl TryFrom<&str> for ConnectUrl {
+    type Error = Error;
+
+    fn try_from(url: &str) -> Result<Self> {
+        parse::parse(url)
+    }
+}
+
+/// One host of a [`ConnectUrl`]. `Display` is its form in a URL: an IPv6 address stands in brackets.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Host {
+    /// The name or address; an IPv6 address in its shortest form, without brackets.
+    pub name: String,
+    /// The port, if one is given; never 0 in a parsed URL.
+    pub port: Option<u16>,
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name.contains(':') {
+            true => write!(f, "[{}]", self.name)?,
+            false => f.write_str(&self.name)?,
+        }
+        match self.port {
+            Some(port) => write!(f, ":{port}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,52 @@
+//! A value that one side changes and others wait on: level-triggered, and a fraction of a channel's size.
+
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+/// A value under a lock, and a bell for those who wait for it to change.
+#[derive(Debug, Default)]
+pub(crate) struct Watched<T> {
+    value: Mutex<T>,
+    bell: Notify,
+}
+
+impl<T> Watched<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { value: Mutex::new(value), bell: Notify::new() }
+    }
+
+    pub(crate) fn read<R>(&self, read: impl FnOnce(&T) -> R) -> R {
+        read(&self.lock())
+    }
+
+    /// Changes the value and lets everyone who waits look at it.
+    pub(crate) fn update<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        let result = change(&mut self.lock());
+        self.bell.notify_waiters();
+        result
+    }
+
+    /// Changes the value in a way that nobody waits for.
+    pub(crate) fn update_quietly<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        change(&mut self.lock())
+    }
+
+    /// Waits until `look` finds what it wants. Cancel safe: the value keeps what the look would find.
+    pub(crate) async fn until<R>(&self, mut look: impl FnMut(&T) -> Option<R>) -> R {
+        loop {
+            let mut rung = pin!(self.bell.notified());
+            // Listening starts before the look, so that no change falls in between.
+            rung.as_mut().enable();
+            if let Some(found) = self.read(&mut look) {
+                return found;
+            }
+            rung.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, T> {
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
