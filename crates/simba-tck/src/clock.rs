@@ -1,0 +1,130 @@
+//! A clock that runs wrong on purpose.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use simba_core::clock::Sleep;
+use simba_core::{Clock, Moment};
+use tokio::sync::Notify;
+
+/// A clock derived from another by a rate and by jumps: drift, suspend, a wall clock set by hand.
+///
+/// Clones are the same clock.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use std::time::Duration;
+/// use simba_core::{Clock, TokioClock};
+/// use simba_tck::SkewedClock;
+///
+/// let clock = SkewedClock::new(TokioClock::new());
+/// let before = clock.now();
+/// clock.jump(Duration::from_secs(60)); // the machine was asleep for a minute
+/// assert!(clock.now() - before >= Duration::from_secs(60));
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct SkewedClock {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    base: Box<dyn Clock>,
+    origin: Moment,
+    rate: f64,
+    skew: Mutex<Skew>,
+    jumped: Notify,
+}
+
+#[derive(Clone, Copy)]
+struct Skew {
+    ahead: Duration,
+    wall: Option<SystemTime>,
+}
+
+impl SkewedClock {
+    /// A clock that agrees with `base` so far.
+    #[must_use]
+    pub fn new(base: impl Clock) -> Self {
+        Self::with_rate(base, 1.0)
+    }
+
+    /// A clock that shows `rate` seconds for every second of `base`.
+    #[must_use]
+    pub fn with_rate(base: impl Clock, rate: f64) -> Self {
+        let skew = Mutex::new(Skew { ahead: Duration::ZERO, wall: None });
+        let origin = base.now();
+        Self { inner: Arc::new(Inner { base: Box::new(base), origin, rate, skew, jumped: Notify::new() }) }
+    }
+
+    /// Moves the clock forward at once, as a resume from suspend does. Sleeps that are due complete.
+    pub fn jump(&self, by: Duration) {
+        self.inner.change(|skew| skew.ahead += by);
+        self.inner.jumped.notify_waiters();
+    }
+
+    /// Sets the wall clock, which then stands still until it is set again.
+    pub fn set_wall(&self, wall: SystemTime) {
+        self.inner.change(|skew| skew.wall = Some(wall));
+    }
+}
+
+impl Inner {
+    fn now(&self) -> Moment {
+        let elapsed = (self.base.now() - self.origin).mul_f64(self.rate);
+        self.origin + elapsed + self.skew().ahead
+    }
+
+    /// The moment of the base clock at which this one shows `at`, if it does not jump before.
+    fn on_base(&self, at: Moment) -> Moment {
+        let left = (at - self.now()).div_f64(self.rate);
+        // Rounding must not wake a sleeper before its time.
+        self.base.now() + left + Duration::from_nanos(2)
+    }
+
+    fn skew(&self) -> Skew {
+        *self.skew.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Skew)) {
+        change(&mut self.skew.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Clock for SkewedClock {
+    fn now(&self) -> Moment {
+        self.inner.now()
+    }
+
+    fn sleep_until(&self, at: Moment) -> Sleep {
+        let inner = Arc::clone(&self.inner);
+        Box::pin(async move {
+            while inner.now() < at {
+                let mut jumped = std::pin::pin!(inner.jumped.notified());
+                jumped.as_mut().enable();
+                if inner.now() >= at {
+                    return;
+                }
+                tokio::select! {
+                    biased;
+                    () = jumped => {}
+                    () = inner.base.sleep_until(inner.on_base(at)) => {}
+                }
+            }
+        })
+    }
+
+    fn wall(&self) -> SystemTime {
+        self.inner.skew().wall.unwrap_or_else(|| self.inner.base.wall())
+    }
+}
+
+impl fmt::Debug for SkewedClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SkewedClock").field("rate", &self.inner.rate).finish_non_exhaustive()
+    }
+}

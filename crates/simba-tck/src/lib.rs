@@ -1,0 +1,7 @@
+//! The compatibility kit for Simba backends.
+
+pub mod clock;
+pub mod faulty;
+
+pub use clock::SkewedClock;
+pub use faulty::{Call, FaultyBackend, Leg, Passage, Switch, Weather};

@@ -1,0 +1,91 @@
+//! What a person types after `cargo xtask`.
+
+/// The whole help text.
+pub(crate) const USAGE: &str = "\
+The chores of this workspace.
+
+Usage: cargo xtask CHORE
+
+Chores:
+  test             run every check and every test, as CI does
+  test --quick     run what belongs before every commit, in a few minutes
+  servers up       start the test servers and print where they are
+  servers down     stop them
+  bench            run the benchmarks
+  bench --quick    run a short version of them
+
+Examples:
+  cargo xtask test --quick
+  eval \"$(cargo xtask servers up)\"    start the servers, set their SIMBA_TCK_* variables
+  cargo xtask servers down
+";
+
+/// One thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chore {
+    Help,
+    Test { quick: bool },
+    ServersUp,
+    ServersDown,
+    Bench { quick: bool },
+}
+
+/// Understands the words, or says which of them it does not.
+pub(crate) fn parse(words: &[&str]) -> Result<Chore, String> {
+    if words.iter().any(|word| matches!(*word, "-h" | "--help")) {
+        return Ok(Chore::Help);
+    }
+    match words {
+        [] | ["help"] => Ok(Chore::Help),
+        ["test", rest @ ..] => quick("test", rest).map(|quick| Chore::Test { quick }),
+        ["bench", rest @ ..] => quick("bench", rest).map(|quick| Chore::Bench { quick }),
+        ["servers", "up"] => Ok(Chore::ServersUp),
+        ["servers", "down"] => Ok(Chore::ServersDown),
+        ["servers", ..] => Err("`servers` takes one word, `up` or `down`".to_owned()),
+        [word, ..] => Err(format!("there is no chore `{word}`")),
+    }
+}
+
+fn quick(chore: &str, rest: &[&str]) -> Result<bool, String> {
+    match rest {
+        [] => Ok(false),
+        ["--quick"] => Ok(true),
+        _ => Err(format!("`{chore}` takes nothing but `--quick`, not `{}`", rest.join(" "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chore_is_understood() {
+        assert_eq!(parse(&["test"]), Ok(Chore::Test { quick: false }));
+        assert_eq!(parse(&["test", "--quick"]), Ok(Chore::Test { quick: true }));
+        assert_eq!(parse(&["servers", "up"]), Ok(Chore::ServersUp));
+        assert_eq!(parse(&["servers", "down"]), Ok(Chore::ServersDown));
+        assert_eq!(parse(&["bench"]), Ok(Chore::Bench { quick: false }));
+        assert_eq!(parse(&["bench", "--quick"]), Ok(Chore::Bench { quick: true }));
+    }
+
+    #[test]
+    fn help_is_given_when_asked_for_and_when_nothing_is_said() {
+        for words in [&[][..], &["help"], &["-h"], &["--help"], &["servers", "--help"]] {
+            assert_eq!(parse(words), Ok(Chore::Help), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_word_is_named() {
+        for words in [&["tset"][..], &["tset", "--quick"], &["test", "tset"], &["bench", "--quick", "tset"]] {
+            assert!(parse(words).unwrap_err().contains("tset"), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn servers_says_which_words_it_takes() {
+        for words in [&["servers"][..], &["servers", "sideways"], &["servers", "up", "down"]] {
+            assert!(parse(words).unwrap_err().contains("`up` or `down`"), "{words:?}");
+        }
+    }
+}

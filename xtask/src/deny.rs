@@ -1,0 +1,44 @@
+//! Judges the dependencies by the rules in `deny.toml`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::step::{self, Verdict};
+use crate::workspace::Workspace;
+
+/// Pinned, so that a new version of the tool cannot fail an unchanged workspace.
+const VERSION: &str = "0.20.2";
+
+/// Checks licences, bans and sources.
+///
+/// Not the advisories: their database cannot be reached from every machine, and a new advisory would fail an
+/// unchanged workspace.
+pub(crate) fn check(workspace: &Workspace) -> Result<Verdict> {
+    let program = find_or_install(workspace)?;
+    step::run(workspace.command(program).args(["--locked", "check", "licenses", "bans", "sources"]))?;
+    Ok(Verdict::Passed)
+}
+
+fn find_or_install(workspace: &Workspace) -> Result<PathBuf> {
+    let tools = workspace.scratch("tools");
+    let ours = tools.join("bin/cargo-deny");
+    for program in [PathBuf::from("cargo-deny"), ours.clone()] {
+        if is_wanted(workspace, &program) {
+            return Ok(program);
+        }
+    }
+    install(workspace, &tools)?;
+    Ok(ours)
+}
+
+fn is_wanted(workspace: &Workspace, program: &Path) -> bool {
+    let output = workspace.command(program).arg("--version").output();
+    output.is_ok_and(|output| output.stdout.trim_ascii() == format!("cargo-deny {VERSION}").as_bytes())
+}
+
+fn install(workspace: &Workspace, tools: &Path) -> Result<()> {
+    // It runs for a second: an optimised build would cost far more time than it saves.
+    let words = format!("install cargo-deny --version {VERSION} --locked --debug --root");
+    step::run(workspace.cargo(&words).arg(tools).env("CARGO_PROFILE_DEV_DEBUG", "0"))
+}

@@ -1,0 +1,78 @@
+//! All checks and tests, in the order in which they are most likely to tell something soon.
+
+use anyhow::Result;
+
+use crate::step::{self, Step, Verdict};
+use crate::workspace::Workspace;
+use crate::{deny, examples};
+
+const STEPS: &[Step] = &[
+    Step { name: "fmt", quick: true, run: fmt },
+    Step { name: "clippy", quick: true, run: clippy },
+    Step { name: "features", quick: false, run: features },
+    Step { name: "tests", quick: true, run: tests },
+    Step { name: "doctests", quick: true, run: doctests },
+    Step { name: "examples", quick: true, run: examples::run_all },
+    Step { name: "docs", quick: false, run: docs },
+    Step { name: "deny", quick: false, run: deny::check },
+    Step { name: "msrv", quick: false, run: msrv },
+];
+
+/// Runs all steps, or those that belong before every commit.
+pub(crate) fn test(workspace: &Workspace, quick: bool) -> Result<()> {
+    // No test needs a server yet. The first that does brings `servers::up` here, its variables into the
+    // environment of `tests`, and `servers::down` after the steps, however they went. A store that does not
+    // come up is a failure and never a skip.
+    step::take(STEPS.iter().filter(|step| step.quick || !quick), workspace)
+}
+
+fn fmt(workspace: &Workspace) -> Result<Verdict> {
+    // The one cargo command that knows no `--locked`: it resolves nothing.
+    cargo(workspace, "fmt --all --check")
+}
+
+fn clippy(workspace: &Workspace) -> Result<Verdict> {
+    cargo(workspace, "clippy --locked --workspace --all-targets --all-features -- -D warnings")
+}
+
+fn features(workspace: &Workspace) -> Result<Verdict> {
+    cargo(workspace, "check --locked -p simba-core --no-default-features")
+}
+
+fn tests(workspace: &Workspace) -> Result<Verdict> {
+    // Not `--all-targets`, which would run the benchmarks too.
+    cargo(workspace, "test --locked --workspace --all-features --lib --bins --tests --examples")
+}
+
+fn doctests(workspace: &Workspace) -> Result<Verdict> {
+    cargo(workspace, "test --locked --workspace --all-features --doc")
+}
+
+fn docs(workspace: &Workspace) -> Result<Verdict> {
+    let mut command = workspace.cargo("doc --locked --workspace --all-features --no-deps");
+    step::run(command.env("RUSTDOCFLAGS", "-D warnings"))?;
+    Ok(Verdict::Passed)
+}
+
+/// Checks that the oldest promised compiler will do. The one step that may be left out, and says so.
+fn msrv(workspace: &Workspace) -> Result<Verdict> {
+    let version = env!("CARGO_PKG_RUST_VERSION");
+    if !has_toolchain(workspace, version) {
+        eprintln!("msrv: no toolchain {version} at hand, not checked");
+        return Ok(Verdict::NotChecked);
+    }
+    // A directory of its own: otherwise the two compilers would undo each other's work.
+    let words = format!("+{version} check --locked --workspace --all-features --target-dir target/msrv");
+    cargo(workspace, &words)
+}
+
+fn has_toolchain(workspace: &Workspace, version: &str) -> bool {
+    // At hand means installed: rustup must not fetch it just because we ask.
+    let mut probe = workspace.cargo(&format!("+{version} --version"));
+    probe.env("RUSTUP_AUTO_INSTALL", "0").output().is_ok_and(|output| output.status.success())
+}
+
+fn cargo(workspace: &Workspace, words: &str) -> Result<Verdict> {
+    step::run(&mut workspace.cargo(words))?;
+    Ok(Verdict::Passed)
+}

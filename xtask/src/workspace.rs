@@ -1,0 +1,66 @@
+//! Where the workspace is, and commands that run in it.
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+/// The workspace that this program belongs to.
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    root: PathBuf,
+}
+
+impl Workspace {
+    /// Finds the workspace, from any directory within it.
+    pub(crate) fn find() -> Result<Self> {
+        let manifest = env::var_os("CARGO_MANIFEST_DIR").context("start this program with `cargo xtask`")?;
+        let root = Path::new(&manifest).parent().context("the `xtask` package has no workspace above it")?;
+        Ok(Self { root: root.to_owned() })
+    }
+
+    /// A place that is not in version control and goes with `cargo clean`.
+    pub(crate) fn scratch(&self, name: &str) -> PathBuf {
+        self.root.join("target").join(name)
+    }
+
+    /// A command that runs in the root of the workspace.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.root);
+        // `cargo run` describes this package to us in these variables. Build scripts that watch them (that of
+        // `ring` does) would run again whenever a person changes between `cargo` and `cargo xtask`.
+        for (name, _) in env::vars_os().filter(|(name, _)| describes_a_package(name)) {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    /// A cargo command, `words` being its arguments separated by blanks.
+    pub(crate) fn cargo(&self, words: &str) -> Command {
+        let mut command = self.command("cargo");
+        command.args(words.split_whitespace());
+        command
+    }
+}
+
+fn describes_a_package(variable: &OsStr) -> bool {
+    variable
+        .to_str()
+        .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_describes_a_package_is_kept_from_commands() {
+        assert!(describes_a_package(OsStr::new("CARGO_PKG_NAME")));
+        assert!(describes_a_package(OsStr::new("CARGO_MANIFEST_DIR")));
+        assert!(!describes_a_package(OsStr::new("CARGO_HOME")));
+        assert!(!describes_a_package(OsStr::new("CARGO_TARGET_DIR")));
+    }
+}
