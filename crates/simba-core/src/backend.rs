@@ -163,13 +163,20 @@ pub enum Intent {
 }
 
 /// What the session may have at the store from the calls before this one.
+///
+/// With anything but [`Prior::Nothing`], our own id in the store is ours. A call may arrive late, after the
+/// ones that followed it: only the token in [`Prior::Lapsed`] makes it change anything that is ours already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Prior {
     /// Nothing: no call yet, or the last one was answered and did not win.
     Nothing,
-    /// Unknown: a call before may have won without an answer. Our own id in the store is then ours: adopt it
-    /// as a new acquisition, with a new token unless the store cannot give one.
+    /// Unknown: a call before may have won without an answer. Adopt what is ours, with its token.
     Unknown,
+    /// The mutex under this token, which was given up for lost here before the store's lease ended. If the
+    /// store still has it under that very token, take it anew with a greater one, so that what the lost
+    /// tenure left behind is fenced off; a store that cannot may leave the token as it is.
+    Lapsed(FencingToken),
     /// The mutex: the last answer said so. Renew it; its token stays.
     Held,
 }

@@ -44,6 +44,7 @@ struct Inner {
 struct Skew {
     ahead: Duration,
     wall: Option<SystemTime>,
+    paused: bool,
 }
 
 impl SkewedClock {
@@ -56,7 +57,7 @@ impl SkewedClock {
     /// A clock that shows `rate` seconds for every second of `base`.
     #[must_use]
     pub fn with_rate(base: impl Clock, rate: f64) -> Self {
-        let skew = Mutex::new(Skew { ahead: Duration::ZERO, wall: None });
+        let skew = Mutex::new(Skew { ahead: Duration::ZERO, wall: None, paused: false });
         let origin = base.now();
         Self { inner: Arc::new(Inner { base: Box::new(base), origin, rate, skew, jumped: Notify::new() }) }
     }
@@ -65,6 +66,24 @@ impl SkewedClock {
     pub fn jump(&self, by: Duration) {
         self.inner.change(|skew| skew.ahead += by);
         self.inner.jumped.notify_waiters();
+    }
+
+    /// Lets no sleep complete, as in a process that is stopped; the time itself goes on.
+    pub fn pause(&self) {
+        self.inner.change(|skew| skew.paused = true);
+    }
+
+    /// Lets sleeps complete again, those first that are overdue.
+    pub fn resume(&self) {
+        self.inner.change(|skew| skew.paused = false);
+        self.inner.jumped.notify_waiters();
+    }
+
+    /// The moment of the base clock at which this one shows `at`, as far as its jumps are known.
+    #[must_use]
+    pub fn on_base(&self, at: Moment) -> Moment {
+        let Inner { origin, rate, .. } = &*self.inner;
+        *origin + (at - *origin).saturating_sub(self.inner.skew().ahead).div_f64(*rate)
     }
 
     /// Sets the wall clock, which then stands still until it is set again.
@@ -79,8 +98,8 @@ impl Inner {
         self.origin + elapsed + self.skew().ahead
     }
 
-    /// The moment of the base clock at which this one shows `at`, if it does not jump before.
-    fn on_base(&self, at: Moment) -> Moment {
+    /// The moment of the base clock to look again at, if this one does not jump before.
+    fn wake_at(&self, at: Moment) -> Moment {
         let left = (at - self.now()).div_f64(self.rate);
         // Rounding must not wake a sleeper before its time.
         self.base.now() + left + Duration::from_nanos(2)
@@ -103,16 +122,17 @@ impl Clock for SkewedClock {
     fn sleep_until(&self, at: Moment) -> Sleep {
         let inner = Arc::clone(&self.inner);
         Box::pin(async move {
-            while inner.now() < at {
+            loop {
                 let mut jumped = std::pin::pin!(inner.jumped.notified());
                 jumped.as_mut().enable();
-                if inner.now() >= at {
+                let paused = inner.skew().paused;
+                if inner.now() >= at && !paused {
                     return;
                 }
                 tokio::select! {
                     biased;
                     () = jumped => {}
-                    () = inner.base.sleep_until(inner.on_base(at)) => {}
+                    () = inner.base.sleep_until(inner.wake_at(at)), if !paused => {}
                 }
             }
         })

@@ -150,13 +150,25 @@ pub struct FaultyBackend {
 #[derive(Clone, Debug)]
 struct Air {
     clock: Arc<dyn Clock>,
+    /// The clock of the process that waits; while it stands still, nothing reaches it.
+    gate: Option<Arc<dyn Clock>>,
     weather: Arc<dyn Weather>,
 }
 
 impl FaultyBackend {
     /// `inner` as it is seen through `weather`; delays pass on `clock`.
     pub fn new(inner: impl Backend, clock: impl Clock, weather: Arc<dyn Weather>) -> Self {
-        Self { inner: Arc::new(inner), air: Air { clock: Arc::new(clock), weather } }
+        Self { inner: Arc::new(inner), air: Air { clock: Arc::new(clock), gate: None, weather } }
+    }
+}
+
+impl FaultyBackend {
+    /// Lets nothing reach the caller while the sleeps of its own `clock` are
+    /// [paused](crate::SkewedClock::pause).
+    #[must_use]
+    pub fn with_gate(mut self, clock: impl Clock) -> Self {
+        self.air.gate = Some(Arc::new(clock));
+        self
     }
 }
 
@@ -171,6 +183,7 @@ impl Backend for FaultyBackend {
         self.air.travel(request).await?;
         let session = self.inner.open(claim).await?;
         self.air.travel(reply).await?;
+        self.air.arrive().await;
         let far = Arc::new(Far {
             session: tokio::sync::Mutex::new(session),
             knocking: AtomicUsize::new(0),
@@ -189,6 +202,13 @@ impl Backend for FaultyBackend {
 }
 
 impl Air {
+    /// Waits at the door of a process that stands still.
+    async fn arrive(&self) {
+        if let Some(gate) = &self.gate {
+            gate.sleep_until(gate.now()).await;
+        }
+    }
+
     /// Takes a caller, who waits, over one leg.
     async fn travel(&self, leg: Leg) -> Result<()> {
         match leg {
@@ -275,6 +295,12 @@ impl Far {
 impl FaultySession {
     async fn call(&self, request: Request) -> Result<Reply> {
         let passage = self.air.weather.passage(request.call());
+        let reply = self.pass(passage, request).await;
+        self.air.arrive().await;
+        reply
+    }
+
+    async fn pass(&self, passage: Passage, request: Request) -> Result<Reply> {
         if passage == Passage::CLEAR {
             return self.far.perform(request).await;
         }
@@ -341,7 +367,11 @@ impl Session for FaultySession {
             }
             match self.air.weather.passage(Call::Hint).request {
                 Leg::Lose => {}
-                leg => return self.air.travel(leg).await,
+                leg => {
+                    self.air.travel(leg).await?;
+                    self.air.arrive().await;
+                    return Ok(());
+                }
             }
         }
     }

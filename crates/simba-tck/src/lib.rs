@@ -2,6 +2,8 @@
 
 pub mod clock;
 pub mod faulty;
+pub mod history;
 
 pub use clock::SkewedClock;
 pub use faulty::{Call, FaultyBackend, Leg, Passage, Switch, Weather};
+pub use history::{Event, History, Rule, Violation, What};

@@ -309,11 +309,13 @@ impl Driver {
         self.close(Loss::SteppedDown).await;
         let released = self.leave().await;
         let due = self.core.clock.now() + cooldown;
-        self.machine.released(due);
-        if let Err(error) = released {
-            // What the store still has of us is unknown; the next call adopts it or finds it expired.
-            self.machine.forget(due);
-            self.link.fail(Some(error));
+        match released {
+            Ok(()) => self.machine.released(due),
+            // The store may still have it; the next call takes it anew or finds it expired.
+            Err(error) => {
+                self.machine.forget(due);
+                self.link.fail(Some(error));
+            }
         }
         self.link.stepped_down();
     }

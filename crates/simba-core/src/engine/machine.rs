@@ -98,10 +98,9 @@ impl Machine {
         let grant = self.pacing.grant(token, sent, ours.remaining, roll);
         let late = now >= grant.deadline.saturating_sub(grant.grace);
         match self.held {
-            // The lease ended here before the answer to its renewal came. What was lost stays lost: ask
-            // again, as for something unknown, so that a new tenure gets a new token.
+            // The lease ended here before the answer to its renewal came, or the answer came too late to be
+            // of use. What was lost stays lost: ask again, with a prior that tells.
             None if prior == Prior::Held || late => {
-                self.prior = Prior::Unknown;
                 self.due = now;
                 Step::Keep
             }
@@ -157,7 +156,7 @@ impl Machine {
             };
     }
 
-    /// Whether the deadline has passed. From then on what the store has of us is unknown.
+    /// Whether the deadline has passed. From then on the store may have what we have no more.
     pub(crate) fn expired(&mut self, now: Moment) -> bool {
         let expired = self.held.is_some_and(|held| now >= held.deadline);
         if expired {
@@ -168,8 +167,9 @@ impl Machine {
 
     /// Gives the tenure up for lost here, whatever the store has of it.
     pub(crate) fn forget(&mut self, now: Moment) {
-        self.held = None;
-        self.prior = Prior::Unknown;
+        if let Some(held) = self.held.take() {
+            self.prior = Prior::Lapsed(held.token);
+        }
         self.due = now;
     }
 

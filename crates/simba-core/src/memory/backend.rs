@@ -13,7 +13,7 @@ use crate::operate::Operate;
 /// Mutexes in the memory of this process: for tests, examples, and as the model for other backends.
 ///
 /// Clones share one store, as two processes share a server. Fair: waiters get the mutex in the order in which
-/// they came. Wakes exactly the next waiter. Tokens grow for the life of the store.
+/// they came. Wakes exactly the next waiter. Tokens grow for the life of the clock.
 ///
 /// # Examples
 ///
@@ -45,6 +45,13 @@ impl MemoryBackend {
     #[must_use]
     pub fn with_clock(clock: impl Clock) -> Self {
         Self { store: Arc::new(Store::new(Arc::new(clock))) }
+    }
+
+    /// Forgets every owner and every waiter, as a server that restarts without persistence does.
+    ///
+    /// For tests. Holders find out at their next renewal; tokens still grow.
+    pub fn lose_all(&self) {
+        self.store.lose_all();
     }
 
     pub(super) fn store(&self) -> &Store {

@@ -78,8 +78,10 @@ impl Store {
         row.expire(now);
         let ours = row.owner.as_ref().is_some_and(|owner| owner.id == claim.contender);
         let took = match (ours, prior) {
-            (true, Prior::Held) => row.renew(claim, now),
-            (true, Prior::Unknown) => row.acquire(claim, now, self.clock.wall()),
+            (true, Prior::Lapsed(token)) if row.token == token.get() => {
+                row.acquire(claim, now, self.clock.wall())
+            }
+            (true, Prior::Unknown | Prior::Lapsed(_) | Prior::Held) => row.renew(claim, now),
             _ if row.owner.is_some() || !row.is_turn_of(session) => row.queue(session, claim, now),
             _ => {
                 row.leave(session);
@@ -132,6 +134,10 @@ impl Store {
         if let (None, Some(next)) = (&row.owner, row.waiters.front()) {
             self.hub.ring(&Topic::Turn(next.session));
         }
+    }
+
+    pub(super) fn lose_all(&self) {
+        self.rows().clear();
     }
 
     fn rows(&self) -> MutexGuard<'_, HashMap<MutexName, Row>> {
@@ -191,7 +197,9 @@ impl Row {
 
     /// Gives the mutex to the contender with a new token. True, as for all that makes it the caller's.
     fn acquire(&mut self, claim: &Claim, now: Moment, since: SystemTime) -> bool {
-        self.token += 1;
+        // Time as a floor: a token still grows after the store lost its memory.
+        let floor = u64::try_from(now.since_zero().as_micros()).unwrap_or(u64::MAX);
+        self.token = (self.token + 1).max(floor);
         self.owner = Some(Owner { id: claim.contender.clone(), until: now, ttl_until: now, since });
         self.renew(claim, now)
     }

@@ -1,0 +1,235 @@
+//! The promises, one function each, over a finished history.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use simba_core::{FencingToken, Loss};
+
+use super::{Event, What};
+
+/// A promise that can be broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Rule {
+    /// At most one contender is valid at any instant.
+    Exclusion,
+    /// Tokens grow in the order of acquisition.
+    Tokens,
+    /// Acquired and lost alternate for every contender.
+    Alternation,
+    /// A loss is told when validity ends, and expiring before it.
+    Signals,
+    /// Work under the mutex is over before another holds it.
+    Work,
+    /// No tick starts without a valid tenure, and ticks come one at a time.
+    Ticks,
+    /// Somebody leads within the promised time once the faults are over.
+    Liveness,
+    /// Nothing is left behind: no owner, nobody queued.
+    Leftovers,
+}
+
+/// A broken promise.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Violation {
+    /// Which.
+    pub rule: Rule,
+    /// When.
+    pub at: Duration,
+    /// How.
+    pub message: String,
+}
+
+impl Violation {
+    /// A violation found by other means than [`History::check`](super::History::check).
+    pub fn new(rule: Rule, at: Duration, message: impl Into<String>) -> Self {
+        Self { rule, at, message: message.into() }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} broken at {:?}: {}", self.rule, self.at, self.message)
+    }
+}
+
+/// Two clocks that run at the limit of the margin meet at one instant; rounding must not make it two.
+const ROUNDING: Duration = Duration::from_micros(1);
+/// How late a signal may come on a process that is not paused.
+const SIGNAL_SLACK: Duration = Duration::from_millis(50);
+
+/// One stretch of validity.
+#[derive(Debug)]
+struct Hold<'a> {
+    who: &'a str,
+    token: FencingToken,
+    from: Duration,
+    /// `None`: still valid when the history ends, or gone without a word.
+    until: Option<Duration>,
+}
+
+pub(super) fn check(events: &[Event]) -> Vec<Violation> {
+    let (holds, mut found) = holds(events);
+    found.extend(exclusion(&holds));
+    found.extend(tokens(&holds));
+    found.extend(signals(events));
+    found.extend(work(events, &holds));
+    found.extend(ticks(events, &holds));
+    found.sort_by_key(|violation| (violation.at, violation.rule));
+    found
+}
+
+/// The stretches of validity, and every event that does not alternate.
+fn holds(events: &[Event]) -> (Vec<Hold<'_>>, Vec<Violation>) {
+    let mut holds: Vec<Hold<'_>> = Vec::new();
+    let mut open: HashMap<&str, usize> = HashMap::new();
+    let mut found = Vec::new();
+    for Event { at, who, what } in events {
+        match what {
+            What::Acquired { token } => {
+                holds.push(Hold { who, token: *token, from: *at, until: None });
+                if open.insert(who, holds.len() - 1).is_some() {
+                    found.push(Violation::new(Rule::Alternation, *at, format!("{who} acquired twice")));
+                }
+            }
+            What::Lost { valid_until, .. } => match open.remove(who.as_str()) {
+                Some(index) => holds[index].until = Some(*valid_until),
+                None => {
+                    found.push(Violation::new(Rule::Alternation, *at, format!("{who} lost without holding")));
+                }
+            },
+            _ => {}
+        }
+    }
+    (holds, found)
+}
+
+fn exclusion(holds: &[Hold<'_>]) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for (index, one) in holds.iter().enumerate() {
+        let until = one.until.unwrap_or(Duration::MAX);
+        let overlaps =
+            |other: &&Hold<'_>| other.from.saturating_add(ROUNDING) < until && other.who != one.who;
+        for other in holds[index + 1..].iter().filter(overlaps) {
+            let message = format!(
+                "{} (token {}) became valid while {} (token {}) was, until {:?}",
+                other.who, other.token, one.who, one.token, one.until
+            );
+            found.push(Violation::new(Rule::Exclusion, other.from, message));
+        }
+    }
+    found
+}
+
+/// A later acquisition has a greater token. A contender that leads again without anyone in between may keep
+/// its own, on stores that cannot give another.
+fn tokens(holds: &[Hold<'_>]) -> Vec<Violation> {
+    let shrinks = |pair: &&[Hold<'_>]| {
+        let resumed = pair[0].who == pair[1].who && pair[0].token == pair[1].token;
+        pair[1].token <= pair[0].token && !resumed
+    };
+    let tell = |pair: &[Hold<'_>]| {
+        let (one, other) = (&pair[0], &pair[1]);
+        let message = format!("{} got {} after {} had {}", other.who, other.token, one.who, one.token);
+        Violation::new(Rule::Tokens, other.from, message)
+    };
+    holds.windows(2).filter(shrinks).map(tell).collect()
+}
+
+fn signals(events: &[Event]) -> Vec<Violation> {
+    let mut told: HashMap<&str, bool> = HashMap::new();
+    let mut found = Vec::new();
+    for (index, Event { at, who, what }) in events.iter().enumerate() {
+        match what {
+            What::Acquired { .. } => {
+                told.insert(who, false);
+            }
+            What::Expiring => {
+                told.insert(who, true);
+            }
+            What::Lost { loss, valid_until } => {
+                let frozen = || was_paused(&events[..index], who, *valid_until, *at);
+                if *at > *valid_until + SIGNAL_SLACK && !frozen() {
+                    let message = format!("{who} learnt of the loss {:?} late", *at - *valid_until);
+                    found.push(Violation::new(Rule::Signals, *at, message));
+                }
+                if *loss == Loss::Deadline && told.get(who.as_str()) == Some(&false) && !frozen() {
+                    let message = format!("{who} lost at its deadline without having been told to stop");
+                    found.push(Violation::new(Rule::Signals, *at, message));
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Whether the process stood still at any time from `from` to `to`.
+fn was_paused(events: &[Event], who: &str, from: Duration, to: Duration) -> bool {
+    let node = node_of(who);
+    let mut paused_since = None;
+    for event in events.iter().filter(|event| node_of(&event.who) == node && event.at <= to) {
+        match event.what {
+            What::Paused => paused_since = Some(event.at),
+            What::Resumed if event.at >= from && paused_since.is_some() => return true,
+            What::Resumed => paused_since = None,
+            _ => {}
+        }
+    }
+    paused_since.is_some()
+}
+
+/// The process that a contender belongs to: what stands before the first `/` of its name.
+fn node_of(who: &str) -> &str {
+    who.split_once('/').map_or(who, |(node, _)| node)
+}
+
+/// Work that started under a token is over before another contender holds, unless its process stood still or
+/// is gone.
+fn work(events: &[Event], holds: &[Hold<'_>]) -> Vec<Violation> {
+    let mut open: HashMap<&str, (Duration, FencingToken)> = HashMap::new();
+    let mut found = Vec::new();
+    for (index, Event { at, who, what }) in events.iter().enumerate() {
+        match what {
+            What::WorkStarted { token } => {
+                open.insert(who, (*at, *token));
+            }
+            What::WorkEnded => {
+                let Some((from, token)) = open.remove(who.as_str()) else { continue };
+                let next = holds.iter().find(|hold| hold.token > token && hold.who != who);
+                let Some(next) = next.filter(|next| next.from + ROUNDING < *at) else { continue };
+                if !was_paused(&events[..=index], who, from, *at) {
+                    let message = format!(
+                        "{who} worked under token {token} from {from:?} until {at:?}, but {} held since {:?}",
+                        next.who, next.from
+                    );
+                    found.push(Violation::new(Rule::Work, next.from, message));
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Every tick lies within the validity of its token, and no two ticks of a contender fall on one instant.
+fn ticks(events: &[Event], holds: &[Hold<'_>]) -> Vec<Violation> {
+    let mut last: HashMap<&str, Duration> = HashMap::new();
+    let mut found = Vec::new();
+    for Event { at, who, what } in events {
+        let What::Tick { token } = what else { continue };
+        let valid = |hold: &&Hold<'_>| {
+            hold.who == who && hold.token == *token && hold.until.is_none_or(|until| *at < until + ROUNDING)
+        };
+        if !holds.iter().any(|hold| valid(&hold)) {
+            let message = format!("{who} started a tick under token {token} without holding");
+            found.push(Violation::new(Rule::Ticks, *at, message));
+        }
+        if last.insert(who, *at) == Some(*at) {
+            found.push(Violation::new(Rule::Ticks, *at, format!("{who} started two ticks at once")));
+        }
+    }
+    found
+}

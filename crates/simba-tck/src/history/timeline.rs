@@ -1,0 +1,40 @@
+//! A history as a person reads it.
+
+use std::fmt::Write as _;
+
+use super::{Event, Violation, What};
+
+/// One line an event: when, who, what; and the violations between them.
+pub(super) fn render(events: &[Event], violations: &[Violation]) -> String {
+    let width = events.iter().map(|event| event.who.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    let mut violations = violations.iter().peekable();
+    for event in events {
+        while let Some(violation) = violations.next_if(|violation| violation.at < event.at) {
+            let _ = writeln!(text, "{:>14}  !!! {violation}", "");
+        }
+        let Event { at, who, what } = event;
+        let _ = writeln!(text, "{:>12.6} s  {who:<width$}  {}", at.as_secs_f64(), describe(what));
+    }
+    for violation in violations {
+        let _ = writeln!(text, "{:>14}  !!! {violation}", "");
+    }
+    text
+}
+
+fn describe(what: &What) -> String {
+    match what {
+        What::Acquired { token } => format!("acquired, token {token}"),
+        What::Expiring => "told to stop".into(),
+        What::Lost { loss, valid_until } => {
+            format!("lost: {loss}; was valid until {:.6} s", valid_until.as_secs_f64())
+        }
+        What::WorkStarted { token } => format!("work starts under token {token}"),
+        What::WorkEnded => "work ends".into(),
+        What::Tick { token } => format!("tick under token {token}"),
+        What::Paused => "process stands still".into(),
+        What::Resumed => "process goes on".into(),
+        What::Crashed => "process is killed".into(),
+        What::Note(note) => note.clone(),
+    }
+}
