@@ -20,8 +20,8 @@ use crate::types::{ContenderId, FencingToken, Lease, MutexName};
 /// Implement [`Session`] with four calls, then run the compatibility kit. The engine owns the timers, the
 /// retries and the jitter of every session; what a backend needs to keep its own connections alive
 /// (reconnecting, pinging, resubscribing) is one supervisor per value, on the engine's
-/// [`Clock`](crate::Clock). After a reconnect every [`Session::changed`] completes once, since anything may
-/// have been missed.
+/// [`Clock`](crate::Clock), which its constructor takes. After a reconnect every [`Session::changed`] completes
+/// once, since anything may have been missed.
 ///
 /// # Examples
 ///
@@ -57,7 +57,9 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 /// # For implementors
 ///
 /// The engine makes one call at a time, bounds each by a timeout, and may drop a call at any await point and
-/// make the next. A session owns no timer, no clock, no task and no retry.
+/// make the next; the reply to a dropped call must never be taken for the reply to the next. A session owns no
+/// timer, no clock, no task and no retry. It is opened once and must outlive reconnects, failovers, and the end
+/// of a session or lease at the store.
 ///
 /// Dropping a session gives up what no lease would end (an ephemeral node, a queue entry), in the background.
 /// It need not free a mutex whose lease ends by itself: that is what [`release`](Self::release) is for.
@@ -68,13 +70,16 @@ pub trait Session: Send + 'static {
     /// # For implementors
     ///
     /// - Atomic at the store, and safe to drop half-way and repeat.
-    /// - [`Answer::Ours`]: ours through *this* session for at least `remaining`, counted from any moment
-    ///   after the request was received. Its token is never absent, stays the same through renewals and grows
-    ///   with every acquisition that is not one.
+    /// - [`Answer::Ours`]: ours through *this* session for at least `remaining`, counted by the store from a
+    ///   moment after this call was made. The engine counts from before the call: an answer that comes from a
+    ///   request sent earlier, such as a batch under way, would make its deadline too late and is never given.
+    /// - The token of [`Answer::Ours`] is never absent, stays the same through renewals and grows with every
+    ///   acquisition that is not one. It is the one that the store has now, never a remembered one.
     /// - Free, and our turn: take it. Free, but promised to a live waiter before us: [`Answer::Vacant`].
     ///   With [`Intent::Queue`] keep our place in the queue; with [`Intent::Try`] leave no trace.
     /// - `prior` is what this session may have already, see [`Prior`]. With [`Prior::Nothing`], our own id in
-    ///   the store belongs to a stranger who shares it: report [`Answer::Held`] and change nothing.
+    ///   the store belongs to a stranger who shares it: report [`Answer::Held`] and change nothing. With another
+    ///   prior, [`Answer::Held`] with our own id means what a store session of ours that is gone left behind.
     ///
     /// # Errors
     ///
@@ -92,14 +97,16 @@ pub trait Session: Send + 'static {
     ///
     /// # For implementors
     ///
-    /// - Idempotent, and never frees another's.
+    /// - Idempotent, and never frees another's. With a token it frees no hold but the one under that token, so
+    ///   that a release that arrives late leaves a later hold of our own alone; without one, whatever stands
+    ///   under our id.
     /// - Passes the baton: a waiter that was woken and does not want the mutex any more wakes the next one.
     /// - On the way of the calls before it, so that an acquisition still under way comes first.
     ///
     /// # Errors
     ///
     /// The outcome is unknown; the engine tries again for as long as the lease lasts.
-    async fn release(&mut self) -> Result<()>;
+    async fn release(&mut self, token: Option<FencingToken>) -> Result<()>;
 
     /// Completes when an early [`contend`](Self::contend) or [`inspect`](Self::inspect) may pay off. A hint,
     /// never a fact: it may come late, twice, for nothing, or not at all.
@@ -160,6 +167,8 @@ pub enum Intent {
     Try,
     /// Waits its turn.
     Queue,
+    /// Only looks: such a session inspects, and its hints tell of every change of owner.
+    Observe,
 }
 
 /// What the session may have at the store from the calls before this one.
@@ -169,7 +178,7 @@ pub enum Intent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Prior {
-    /// Nothing: no call yet, or the last one was answered and did not win.
+    /// Nothing: every call so far was answered, and the last one did not win.
     Nothing,
     /// Unknown: a call before may have won without an answer. Adopt what is ours, with its token.
     Unknown,

@@ -72,6 +72,7 @@ pub trait Contender: Send + 'static {
 /// # Ok(())
 /// # }
 /// ```
+#[must_use = "dropping it stops it"]
 pub struct Contention {
     core: Arc<Core>,
     name: Result<MutexName>,
@@ -86,7 +87,6 @@ type SharedContender = Arc<tokio::sync::Mutex<Box<dyn ErasedContender>>>;
 
 /// One start. Dropping it asks its driver to stop.
 struct Running {
-    contender: ContenderId,
     link: Link,
 }
 
@@ -116,31 +116,32 @@ impl Contention {
     }
 
     /// Calls this contender back.
-    #[must_use]
     pub fn with_contender(self, contender: impl Contender) -> Self {
         let contender: Box<dyn ErasedContender> = Box::new(contender);
         Self { contender: Some(Arc::new(tokio::sync::Mutex::new(contender))), ..self }
     }
 
     /// Contends with this lease instead of the handle's.
-    #[must_use]
     pub fn with_lease(self, lease: Lease) -> Self {
         Self { lease, ..self }
     }
 
-    /// Contends under this id instead of a fresh one for every start. Ids must be unique among the living.
-    #[must_use]
+    /// Contends under this id instead of a fresh one for every start.
+    ///
+    /// Ids must be unique among the living: while another holds the mutex under the same id, this one stays
+    /// out, and [`last_error`](Self::last_error) says so. A process that crashed and comes back under its old
+    /// id therefore waits until the lease that it left behind ends.
     pub fn with_id(self, id: ContenderId) -> Self {
         Self { id: Some(id), ..self }
     }
 
     /// Waits this long after a start before it first contends, to stagger a cold start; default zero.
-    #[must_use]
     pub fn with_initial_delay(self, initial_delay: Duration) -> Self {
         Self { initial_delay, ..self }
     }
 
     /// Starts contending, after a stop that is not through if there is one. Does nothing if it runs already.
+    /// It contends for as long as this value lives.
     ///
     /// # Errors
     ///
@@ -151,11 +152,10 @@ impl Contention {
         if running.as_ref().is_some_and(|running| running.status() == Status::Running) {
             return Ok(());
         }
-        let contender = self.id.clone().unwrap_or_else(ContenderId::generate);
         let link = Link::new();
         let order = Order {
             mutex,
-            contender: contender.clone(),
+            id: self.id.clone(),
             lease: self.lease,
             mode: Mode::Forever,
             initial_delay: self.initial_delay,
@@ -167,12 +167,13 @@ impl Contention {
         if let Some(contender) = &self.contender {
             self.core.spawn_detached(dispatch(Arc::clone(contender), link.clone()))?;
         }
-        *running = Some(Running { contender, link });
+        *running = Some(Running { link });
         Ok(())
     }
 
     /// Stops contending: tells the work to stop, waits for it until the deadline at most, calls
-    /// `on_released`, frees the mutex and wakes the next. May be called in any state, any number of times.
+    /// `on_released`, frees the mutex and wakes the next. May be called in any state, any number of times; from
+    /// within a callback or the work itself it would wait for its caller until the deadline.
     ///
     /// # Errors
     ///
@@ -248,10 +249,10 @@ impl Contention {
         self.link().map_or(MutexState::none(), |link| link.state())
     }
 
-    /// The id of the running contender.
+    /// The id that it contends under. A fresh one after every start and every step-down, unless it was chosen.
     #[must_use]
     pub fn id(&self) -> Option<ContenderId> {
-        self.running().as_ref().map(|running| running.contender.clone())
+        self.link()?.contender()
     }
 
     /// What went wrong in the last call to the store; `None` once one succeeds.
@@ -334,10 +335,10 @@ async fn dispatch(contender: SharedContender, link: Link) {
     while let Some((tenure, state)) = link.next(last.as_ref()).await {
         // A graceful end waits for this work, so the mutex is freed after `on_released` only.
         if let Some(_work) = tenure.begin() {
-            reported(&tenure, contender.acquired(&tenure, &state)).await;
+            reported(&tenure, async { contender.acquired(&tenure, &state).await }).await;
             tenure.closing().await;
             let state = MutexState::new(state.after, other_owner(&link, &tenure));
-            reported(&tenure, contender.released(&tenure, &state)).await;
+            reported(&tenure, async { contender.released(&tenure, &state).await }).await;
         }
         last = Some(tenure);
     }
@@ -350,7 +351,7 @@ fn other_owner(link: &Link, tenure: &Tenure) -> MutexOwner {
 }
 
 /// A panic of a callback is reported and ends nothing else.
-async fn reported(tenure: &Tenure, callback: Callback<'_>) {
+async fn reported(tenure: &Tenure, callback: impl Future<Output = ()> + Send) {
     if AssertUnwindSafe(callback).catch_unwind().await.is_err() {
         tracing::error!(mutex = %tenure.mutex(), contender = %tenure.contender(), "a contender's callback panicked");
     }

@@ -63,7 +63,10 @@ impl Locker {
         Self { lease, ..self }
     }
 
-    /// Contends under this id instead of a fresh one for every lock. Ids must be unique among the living.
+    /// Contends under this id instead of a fresh one for every lock.
+    ///
+    /// Ids must be unique among the living: while another holds the mutex under the same id, a lock fails with
+    /// [`ErrorKind::Config`]; so does one after a crash, until the lease that was left behind ends.
     #[must_use]
     pub fn with_id(self, id: ContenderId) -> Self {
         Self { id: Some(id), ..self }
@@ -97,6 +100,7 @@ impl Locker {
     ///   [patience](Self::with_patience)
     /// - [`ErrorKind::Config`], [`ErrorKind::Denied`], [`ErrorKind::Protocol`]: somebody has to mend the
     ///   store first
+    /// - [`ErrorKind::Lost`]: it was won and lost again before this call could return
     /// - [`ErrorKind::Reentered`]: this locker holds or awaits its mutex already
     /// - [`ErrorKind::Closed`]: the handle was shut down
     ///
@@ -104,8 +108,7 @@ impl Locker {
     ///
     /// Drop it at any time: the place in the queue is given up, and a mutex that is won meanwhile is freed.
     pub async fn lock(&self) -> Result<Guard> {
-        let attempt = self.attempt(Mode::Once(self.patience()))?;
-        attempt.guard().await?.ok_or_else(|| self.closed())
+        self.attempt(Mode::Once(self.patience()))?.guard().await?.ok_or_else(|| self.closed())
     }
 
     /// Takes the mutex if it is to be had at once; `None` if another holds it or waited before us.
@@ -120,7 +123,11 @@ impl Locker {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<Guard>> {
-        self.attempt(Mode::Try)?.guard().await
+        let guard = self.attempt(Mode::Try)?.guard().await?;
+        if guard.is_none() && self.core.closing.is_cancelled() {
+            return Err(self.closed());
+        }
+        Ok(guard)
     }
 
     /// Waits for the mutex for at most `timeout`.
@@ -134,12 +141,17 @@ impl Locker {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard> {
+        if timeout.is_zero() {
+            let attempt = self.attempt(Mode::Try)?;
+            let link = attempt.link.clone();
+            return attempt.guard().await?.ok_or_else(|| self.timed_out(&link, timeout));
+        }
         let attempt = self.attempt(Mode::Once(self.patience().max(timeout)))?;
         match within(&*self.core.clock, timeout, attempt.acquired()).await {
             Some(outcome) => outcome?,
             // Won at the last moment counts.
             None if attempt.link.acquired_now().is_some() => {}
-            None => return Err(attempt.timed_out(timeout)),
+            None => return Err(self.timed_out(&attempt.link, timeout)),
         }
         attempt.guard().await?.ok_or_else(|| self.closed())
     }
@@ -157,17 +169,16 @@ impl Locker {
     /// Starts an attempt, unless a guard lives or a lock is awaited.
     fn attempt(&self, mode: Mode) -> Result<Attempt> {
         let order = self.order(mode)?;
-        let mutex = order.mutex.clone();
         let mut last = self.last();
         if last.as_ref().is_some_and(Link::is_wanted) {
             let message = "this locker holds or awaits its mutex already: release the guard first, or use another locker";
-            return Err(Error::new(ErrorKind::Reentered, message).with_mutex(&mutex));
+            return Err(self.about(Error::new(ErrorKind::Reentered, message)));
         }
         let link = Link::new();
         // The release of the guard before goes first: it may be under way under the same id.
         Driver::start(&self.core, order, &link, last.take())?;
         *last = Some(link.clone());
-        Ok(Attempt { link, mutex, backend: self.core.backend.name() })
+        Ok(Attempt { link })
     }
 
     fn order(&self, mode: Mode) -> Result<Order> {
@@ -178,7 +189,7 @@ impl Locker {
         }
         Ok(Order {
             mutex,
-            contender: self.id.clone().unwrap_or_else(ContenderId::generate),
+            id: self.id.clone(),
             lease: self.lease,
             mode,
             initial_delay: Duration::ZERO,
@@ -188,8 +199,23 @@ impl Locker {
     }
 
     fn closed(&self) -> Error {
-        let error =
-            Error::new(ErrorKind::Closed, "the handle was shut down").with_backend(self.core.backend.name());
+        self.about(Error::new(ErrorKind::Closed, "the handle was shut down"))
+    }
+
+    /// Why a wait that ran out was in vain: the store was out of reach, or somebody holds the mutex.
+    fn timed_out(&self, link: &Link, timeout: Duration) -> Error {
+        if let Some(error) = link.error() {
+            return error;
+        }
+        let error = self.about(Error::new(ErrorKind::Timeout, format!("not acquired within {timeout:?}")));
+        match link.owner().id {
+            Some(holder) => error.with_holder(holder),
+            None => error,
+        }
+    }
+
+    fn about(&self, error: Error) -> Error {
+        let error = error.with_backend(self.core.backend.name());
         match &self.name {
             Ok(name) => error.with_mutex(name),
             Err(_) => error,
@@ -210,8 +236,6 @@ impl fmt::Debug for Locker {
 /// A lock under way. Dropping it ends it, whatever it has won.
 struct Attempt {
     link: Link,
-    mutex: MutexName,
-    backend: &'static str,
 }
 
 impl Attempt {
@@ -232,19 +256,6 @@ impl Attempt {
         // Lost between two lines: the driver has ended, or is about to.
         let Some(work) = tenure.begin() else { return Err(lost(&tenure)) };
         Ok(Some(Guard { work: Some(work), attempt: self, tenure }))
-    }
-
-    fn timed_out(&self, timeout: Duration) -> Error {
-        if let Some(error) = self.link.error() {
-            return error;
-        }
-        let error = Error::new(ErrorKind::Timeout, format!("not acquired within {timeout:?}"))
-            .with_backend(self.backend)
-            .with_mutex(&self.mutex);
-        match self.link.owner().id {
-            Some(holder) => error.with_holder(holder),
-            None => error,
-        }
     }
 }
 
@@ -340,7 +351,8 @@ impl Guard {
         self.tenure.run(work).await
     }
 
-    /// Frees the mutex and waits until the store has done so.
+    /// Frees the mutex and waits until the store has done so; first for work under [`Tenure::run`] of a clone,
+    /// until the deadline at most.
     ///
     /// # Errors
     ///

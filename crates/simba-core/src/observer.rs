@@ -64,6 +64,7 @@ impl View {
 /// # Ok(())
 /// # }
 /// ```
+#[must_use = "dropping it ends the watch"]
 pub struct Observer {
     mutex: MutexName,
     shared: Arc<Watched<Shared>>,
@@ -86,11 +87,12 @@ impl Observer {
         let shared = Arc::new(Watched::new(Shared { view, changes: 0, error: None, ended: false }));
         let stop = CancellationToken::new();
         let watch = Watch {
-            claim: Claim::new(mutex.clone(), ContenderId::generate(), lease).with_intent(Intent::Try),
+            claim: Claim::new(mutex.clone(), ContenderId::generate(), lease).with_intent(Intent::Observe),
             pacing: Pacing::new(lease),
             random: fastrand::Rng::with_seed(core.seed()),
             session: None,
             failures: 0,
+            fruitless: 0,
             shared: Arc::clone(&shared),
             core: Arc::clone(core),
         };
@@ -155,6 +157,8 @@ struct Watch {
     random: fastrand::Rng,
     session: Option<Box<dyn Session>>,
     failures: u32,
+    /// Hints in a row that told nothing new.
+    fruitless: u32,
     shared: Arc<Watched<Shared>>,
 }
 
@@ -176,11 +180,17 @@ impl Watch {
             let limit = self.pacing.call_limit(None);
             let looked = within(&*clock, limit, self.inspect()).await;
             let silent = || Err(Error::new(ErrorKind::Unavailable, format!("no answer within {limit:?}")));
-            let pause = match looked.unwrap_or_else(silent) {
-                Ok(ownership) => self.saw(sent, ownership.as_ref()),
-                Err(error) => self.failed(error),
-            };
-            self.rest(pause).await;
+            match looked.unwrap_or_else(silent) {
+                Ok(ownership) => {
+                    let pause = self.saw(sent, ownership.as_ref());
+                    self.rest(sent, pause).await;
+                }
+                // No hint shortens the pause after an error.
+                Err(error) => {
+                    let pause = self.failed(error);
+                    clock.sleep_until(clock.now() + pause).await;
+                }
+            }
         }
     }
 
@@ -198,7 +208,7 @@ impl Watch {
             Some(ownership) => View::Owned(MutexOwner::seen(ownership, sent, &self.claim.lease)),
             None => View::Vacant,
         };
-        self.show(view, None);
+        self.fruitless = if self.show(view, None) { 0 } else { self.fruitless.saturating_add(1) };
         let remaining = ownership.map_or(Duration::MAX, |ownership| ownership.remaining);
         self.pacing.wait(remaining, self.random.f64())
     }
@@ -211,7 +221,8 @@ impl Watch {
         pause
     }
 
-    fn show(&self, view: View, error: Option<Error>) {
+    /// Shows what was seen; whether it is news.
+    fn show(&self, view: View, error: Option<Error>) -> bool {
         self.shared.update(|shared| {
             shared.error = error;
             let news = shared.changes == 0 || !shared.view.is_same(&view);
@@ -222,12 +233,15 @@ impl Watch {
                 (View::Unknown { .. }, View::Unknown { since }) if !news => View::Unknown { since: *since },
                 (view, _) => view,
             };
-        });
+            news
+        })
     }
 
-    /// Waits for the pause to end or for a hint.
-    async fn rest(&mut self, pause: Duration) {
-        let until = self.core.clock.now() + pause;
+    /// Waits for the pause to end or for a hint, which is heeded the later the less the last ones told.
+    async fn rest(&mut self, sent: Moment, pause: Duration) {
+        let clock = Arc::clone(&self.core.clock);
+        let until = clock.now() + pause;
+        let heed = sent + self.pacing.hint_gap(self.fruitless);
         let hint = async {
             let hinted = match &mut self.session {
                 Some(session) => session.changed().await.is_ok(),
@@ -239,8 +253,8 @@ impl Watch {
         };
         tokio::select! {
             biased;
-            () = self.core.clock.sleep_until(until) => {}
-            () = hint => {}
+            () = clock.sleep_until(until) => self.fruitless = 0,
+            () = hint => clock.sleep_until(heed.min(until)).await,
         }
     }
 }

@@ -233,8 +233,13 @@ impl Tenure {
     async fn reached(&self, when: fn(&State) -> Moment, told: fn(&State) -> bool) {
         let Inner { state, clock, .. } = &*self.inner;
         loop {
-            let (at, told_now) = state.read(|state| (when(state), told(state)));
-            if told_now || clock.now() >= at {
+            // The clock is read under the lock: between a look at the deadline and one at the clock, a
+            // renewal could move the one and time pass the other.
+            let (at, over) = state.read(|state| {
+                let at = when(state);
+                (at, told(state) || clock.now() >= at)
+            });
+            if over {
                 return;
             }
             tokio::select! {

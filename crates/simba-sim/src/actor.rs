@@ -34,7 +34,7 @@ fn id(who: &str) -> ContenderId {
 
 /// Contends for a while, works in every tenure, and stops in order or by being dropped.
 async fn lead(seat: &Seat, who: &str, random: &mut Rng) {
-    let contention = seat.simba.contend(MUTEX).with_id(id(who)).with_initial_delay(ms(random, 0, 50));
+    let contention = seat.simba.contend(MUTEX).with_initial_delay(ms(random, 0, 50));
     if contention.start().is_err() {
         return;
     }
@@ -116,9 +116,9 @@ async fn schedule(seat: &Seat, who: &str, random: &mut Rng) {
             Ok::<(), Infallible>(())
         }
     };
-    let Ok(job) = seat.simba.scheduler(MUTEX).with_id(id(who)).start(every, job) else { return };
+    let Ok(job) = seat.simba.scheduler(MUTEX).start(every, job) else { return };
     let watch = async {
-        while let Ok(tenure) = job.contention().acquired().await {
+        while let Ok(tenure) = job.acquired().await {
             seat.hold(who, &tenure);
             tenure.lost().await;
         }

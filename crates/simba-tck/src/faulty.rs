@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use simba_core::async_trait;
 use simba_core::{
-    Answer, Backend, Claim, Clock, Error, ErrorKind, Operate, Ownership, Prior, Result, Session,
+    Answer, Backend, Claim, Clock, Error, ErrorKind, FencingToken, Operate, Ownership, Prior, Result, Session,
 };
 use tokio::sync::{Notify, oneshot};
 
@@ -239,7 +239,7 @@ struct FaultySession {
 enum Request {
     Contend(Prior),
     Inspect,
-    Release,
+    Release(Option<FencingToken>),
 }
 
 enum Reply {
@@ -253,7 +253,7 @@ impl Request {
         match self {
             Self::Contend(_) => Call::Contend,
             Self::Inspect => Call::Inspect,
-            Self::Release => Call::Release,
+            Self::Release(_) => Call::Release,
         }
     }
 }
@@ -268,7 +268,7 @@ impl Far {
         match request {
             Request::Contend(prior) => session.contend(prior).await.map(Reply::Contend),
             Request::Inspect => session.inspect().await.map(Reply::Inspect),
-            Request::Release => session.release().await.map(|()| Reply::Release),
+            Request::Release(token) => session.release(token).await.map(|()| Reply::Release),
         }
     }
 
@@ -344,8 +344,8 @@ impl Session for FaultySession {
         }
     }
 
-    async fn release(&mut self) -> Result<()> {
-        match self.call(Request::Release).await? {
+    async fn release(&mut self, token: Option<FencingToken>) -> Result<()> {
+        match self.call(Request::Release(token)).await? {
             Reply::Release => Ok(()),
             _ => mixed_up(),
         }

@@ -19,6 +19,7 @@ pub trait Contender: Send + 'static {
 
 /// Contends for one mutex for as long as it is started. See [`crate::Contention`].
 #[derive(Debug)]
+#[must_use = "dropping it stops it"]
 pub struct Contention {
     inner: crate::Contention,
     _engine: Arc<Engine>,
@@ -30,26 +31,22 @@ impl Contention {
     }
 
     /// Calls this contender back, on a thread where it may block.
-    #[must_use]
     pub fn with_contender(self, contender: impl Contender) -> Self {
         let contender = OnThread(Arc::new(Mutex::new(contender)));
         Self { inner: self.inner.with_contender(contender), ..self }
     }
 
     /// Contends with this lease instead of the handle's.
-    #[must_use]
     pub fn with_lease(self, lease: Lease) -> Self {
         Self { inner: self.inner.with_lease(lease), ..self }
     }
 
     /// Contends under this id. See [`crate::Contention::with_id`].
-    #[must_use]
     pub fn with_id(self, id: ContenderId) -> Self {
         Self { inner: self.inner.with_id(id), ..self }
     }
 
     /// Waits this long after a start before it first contends.
-    #[must_use]
     pub fn with_initial_delay(self, initial_delay: Duration) -> Self {
         Self { inner: self.inner.with_initial_delay(initial_delay), ..self }
     }

@@ -7,6 +7,7 @@ use crate::observer::View;
 
 /// Watches the owner of one mutex. See [`crate::Observer`].
 #[derive(Debug)]
+#[must_use = "dropping it ends the watch"]
 pub struct Observer {
     inner: crate::Observer,
     _engine: Arc<Engine>,

@@ -48,8 +48,14 @@ impl Scheduler {
         let run = move |tenure: Tenure| {
             let job = Arc::clone(&job);
             async move {
-                let run =
-                    move || job.lock().unwrap_or_else(PoisonError::into_inner)(&tenure).map_err(Into::into);
+                let run = move || {
+                    let mut job = job.lock().unwrap_or_else(PoisonError::into_inner);
+                    // A run before may have outlived its tenure, and this one its own while it waited.
+                    if !tenure.is_open() {
+                        return Err("the tenure ended before the run could start".into());
+                    }
+                    job(&tenure).map_err(Into::into)
+                };
                 match tokio::task::spawn_blocking(run).await {
                     Ok(outcome) => outcome,
                     Err(panic) => Err(panic.into()),
@@ -63,6 +69,7 @@ impl Scheduler {
 
 /// A job that is scheduled. See [`crate::Job`].
 #[derive(Debug)]
+#[must_use = "dropping it stops the schedule"]
 pub struct Job {
     inner: crate::Job,
     _engine: Arc<Engine>,

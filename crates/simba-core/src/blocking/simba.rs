@@ -97,7 +97,8 @@ impl Simba {
         &self.inner
     }
 
-    /// Runs any future on the engine thread and waits for it.
+    /// Runs any future on the engine thread and waits for it. The future must not itself make blocking calls
+    /// on this handle: it would wait for its own thread.
     ///
     /// # Errors
     ///

@@ -42,7 +42,8 @@ impl Timer {
         loop {
             self.alarm.wait();
             for waker in self.take_due() {
-                waker.wake();
+                // A foreign waker that panics must not end the timers of everyone else.
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
             }
         }
     }
@@ -98,19 +99,23 @@ impl Future for TimerSleep {
             self.entry = Some(self.timer.insert(self.at, context.waker().clone()));
             return Poll::Pending;
         };
+        let waker = context.waker().clone();
         let mut entries = self.timer.entries();
-        match entries.wakers.get_mut(&(self.at, id)) {
-            Some(waker) => waker.clone_from(context.waker()),
+        let Some(entry) = entries.wakers.get_mut(&(self.at, id)) else {
             // Fired between the look at the clock and the look at the map.
-            None => return Poll::Ready(()),
-        }
+            return Poll::Ready(());
+        };
+        let old = std::mem::replace(entry, waker);
+        drop(entries);
+        // Outside the lock: it may be the last owner of a task that sleeps too.
+        drop(old);
         Poll::Pending
     }
 }
 
 impl Drop for TimerSleep {
     fn drop(&mut self) {
-        // The waker is dropped outside the lock: it may be the last owner of a task that sleeps too.
+        // The waker is dropped outside the lock, as in `poll`.
         let waker = self.entry.and_then(|id| self.timer.entries().wakers.remove(&(self.at, id)));
         drop(waker);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::link::{Link, Wish};
 use super::machine::{Machine, Step};
-use super::pacing::Grant;
+use super::pacing::{Grant, Pacing};
 use crate::backend::{Answer, Claim, Intent, Prior, Session};
 use crate::clock::{Moment, within};
 use crate::error::{Error, ErrorKind, Result};
@@ -28,12 +28,19 @@ pub(crate) enum Mode {
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) mutex: MutexName,
-    pub(crate) contender: ContenderId,
+    /// The caller's own choice; else every session gets a fresh id.
+    pub(crate) id: Option<ContenderId>,
     pub(crate) lease: Lease,
     pub(crate) mode: Mode,
     pub(crate) initial_delay: Duration,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
+}
+
+impl Order {
+    fn contender(&self) -> ContenderId {
+        self.id.clone().unwrap_or_else(ContenderId::generate)
+    }
 }
 
 /// One contender at work. It alone touches its session; handles only see its [`Link`].
@@ -55,26 +62,25 @@ enum Flow {
     Finished,
 }
 
-/// How often a release is tried; what is left then, the lease ends.
-const RELEASE_TRIES: u32 = 3;
-
 impl Driver {
     /// Starts a driver; its first call comes after the driver behind `before` has left the store.
     pub(crate) fn start(core: &Arc<Core>, order: Order, link: &Link, before: Option<Link>) -> Result<()> {
-        let driver = Self::new(Arc::clone(core), order, link.clone());
+        let mut driver = Self::new(Arc::clone(core), order, link.clone());
         core.spawn(async move {
             if let Some(before) = before {
-                // What it could not free, its lease ends; that is its own handle's news.
-                let _ = before.done().await;
+                // What it could not free is under our own id in the store, if that was chosen by the caller.
+                if before.done().await.is_err_and(|error| error.kind() != ErrorKind::Config) {
+                    driver.machine.inherit();
+                }
             }
             driver.drive().await;
         })
     }
 
     fn new(core: Arc<Core>, order: Order, link: Link) -> Self {
-        let now = core.clock.now();
-        let machine =
-            Machine::new(order.contender.clone(), order.lease, order.max_hold, now + order.initial_delay);
+        let start = core.clock.now() + order.initial_delay;
+        let machine = Machine::new(order.contender(), order.lease, order.max_hold, start);
+        link.call(machine.me());
         let random = fastrand::Rng::with_seed(core.seed());
         Self { core, order, link, machine, session: None, tenure: None, failing_since: None, random }
     }
@@ -82,13 +88,13 @@ impl Driver {
     /// Contends until the mode or the handle ends it, then leaves nothing behind at the store.
     async fn drive(mut self) {
         let outcome = self.turns().await;
-        self.lose(Loss::Vanished, MutexOwner::none());
-        let left = match &outcome {
-            // The mutex and the place in the queue are another's, who has our id.
-            Err(error) if error.kind() == ErrorKind::Config && self.machine.has_nothing() => Ok(()),
-            _ => self.leave().await,
-        };
-        self.link.finish(outcome.and(left));
+        // The mutex and the place in the queue may be another's, who has our id.
+        let twin = matches!(&outcome, Err(error) if error.kind() == ErrorKind::Config);
+        self.link.conclude(outcome);
+        let left = if twin && self.machine.has_nothing() { Ok(()) } else { self.leave().await };
+        // Whoever comes next must not meet what the session still has at the store.
+        self.session = None;
+        self.link.finish(left);
     }
 
     async fn turns(&mut self) -> Result<()> {
@@ -117,9 +123,7 @@ impl Driver {
 
     /// One call to the store, and what follows from its answer.
     async fn attempt(&mut self) -> Result<Flow> {
-        if self.lose_expired() == Flow::Finished {
-            return Ok(Flow::Finished);
-        }
+        self.lose_expired()?;
         if let Err(error) = self.open().await {
             return self.failed(error);
         }
@@ -128,9 +132,7 @@ impl Driver {
         let answer = within(&*self.core.clock, limit, contend(&mut self.session, prior)).await;
         let answer = answer.unwrap_or_else(|| Err(unanswered(limit))).and_then(checked);
         // The deadline may have passed meanwhile; no answer brings it back.
-        if self.lose_expired() == Flow::Finished {
-            return Ok(Flow::Finished);
-        }
+        self.lose_expired()?;
         match answer {
             Ok(answer) => self.answered(sent, prior, &answer),
             Err(error) => self.failed(error),
@@ -141,10 +143,10 @@ impl Driver {
         if self.session.is_some() {
             return Ok(());
         }
-        let Order { mutex, contender, lease, mode, .. } = &self.order;
+        let Order { mutex, lease, mode, .. } = &self.order;
         let intent = if *mode == Mode::Try { Intent::Try } else { Intent::Queue };
-        let claim = Claim::new(mutex.clone(), contender.clone(), *lease).with_intent(intent);
-        let limit = lease.ttl() / 3;
+        let claim = Claim::new(mutex.clone(), self.machine.me().clone(), *lease).with_intent(intent);
+        let limit = Pacing::new(*lease).call_limit(None);
         let opened = within(&*self.core.clock, limit, self.core.backend.open(claim)).await;
         self.session = Some(opened.unwrap_or_else(|| Err(unanswered(limit)))?);
         Ok(())
@@ -166,17 +168,21 @@ impl Driver {
                 self.link.saw(owner);
                 if !self.tenure.as_ref().is_some_and(|tenure| tenure.extend(grant.deadline)) {
                     self.machine.forget(now);
-                    return Ok(self.lose(Loss::Deadline, MutexOwner::none()));
+                    return self.lose(Loss::Deadline, MutexOwner::none());
                 }
             }
-            Step::Lost(loss) => return Ok(self.lose(loss, owner)),
+            Step::Lost(loss) => return self.lose(loss, owner),
             Step::Replaced(loss, grant) => {
-                if self.lose(loss, MutexOwner::none()) == Flow::Finished {
-                    return Ok(Flow::Finished);
-                }
+                self.lose(loss, MutexOwner::none())?;
                 self.acquire(grant, owner);
             }
-            Step::Duplicate => return Err(self.duplicate()),
+            Step::TooLate => return self.failed(too_late()),
+            // A twin that is gone leaves its lease behind; one that lives keeps us out for good.
+            Step::Duplicate => {
+                self.link.saw(owner);
+                self.link.fail(Some(self.duplicate()));
+                return if self.order.mode == Mode::Forever { Ok(Flow::On) } else { Err(self.duplicate()) };
+            }
         }
         Ok(Flow::On)
     }
@@ -186,7 +192,7 @@ impl Driver {
         let error = error.with_backend(self.core.backend.name()).with_mutex(&self.order.mutex);
         let now = self.core.clock.now();
         let since = *self.failing_since.get_or_insert(now);
-        tracing::debug!(mutex = %self.order.mutex, contender = %self.order.contender, %error, "call failed");
+        tracing::debug!(mutex = %self.order.mutex, contender = %self.machine.me(), %error, "call failed");
         let gives_up = match self.order.mode {
             _ if self.machine.is_holding() => false,
             Mode::Try => true,
@@ -215,7 +221,7 @@ impl Driver {
         Error::new(ErrorKind::Config, message)
             .with_backend(self.core.backend.name())
             .with_mutex(&self.order.mutex)
-            .with_holder(self.order.contender.clone())
+            .with_holder(self.machine.me().clone())
     }
 
     // ===== resting =====
@@ -232,10 +238,13 @@ impl Driver {
                 () = self.link.wishes_otherwise(), if !lingers => return,
                 () = self.core.closing.cancelled() => return,
                 () = self.core.clock.sleep_until(until) => return,
-                hint = hint(&mut self.session), if hints => match hint {
-                    Ok(()) => self.machine.hinted(self.core.clock.now()),
-                    Err(_) => hints = false,
-                },
+                // One hint is enough: the look that it asks for is due as early as any could be.
+                hint = hint(&mut self.session), if hints => {
+                    hints = false;
+                    if hint.is_ok() {
+                        self.machine.hinted(self.core.clock.now());
+                    }
+                }
             }
         }
     }
@@ -257,7 +266,7 @@ impl Driver {
     // ===== beginning and ending a tenure =====
 
     fn acquire(&mut self, grant: Grant, owner: MutexOwner) {
-        let Order { mutex, contender, max_hold, .. } = &self.order;
+        let (Order { mutex, max_hold, .. }, contender) = (&self.order, self.machine.me());
         let terms = Terms {
             mutex: mutex.clone(),
             contender: contender.clone(),
@@ -273,26 +282,32 @@ impl Driver {
         self.link.publish(tenure, owner);
     }
 
-    fn lose_expired(&mut self) -> Flow {
+    fn lose_expired(&mut self) -> Result<Flow> {
         if self.machine.expired(self.core.clock.now()) {
             return self.lose(Loss::Deadline, MutexOwner::none());
         }
-        Flow::On
+        Ok(Flow::On)
     }
 
-    fn lose(&mut self, loss: Loss, owner: MutexOwner) -> Flow {
+    /// Ends the tenure at once. Who wanted one only has nothing more to come.
+    fn lose(&mut self, loss: Loss, owner: MutexOwner) -> Result<Flow> {
+        let mut loss = loss;
         if let Some(tenure) = self.tenure.take() {
-            let loss = tenure.end(loss);
-            let Order { mutex, contender, .. } = &self.order;
+            loss = tenure.end(loss);
+            let (mutex, contender) = (tenure.mutex(), tenure.contender());
             tracing::warn!(%mutex, %contender, token = tenure.token().get(), %loss, "lost");
             self.link.withdraw(owner);
         }
-        if self.order.mode == Mode::Forever { Flow::On } else { Flow::Finished }
+        if self.order.mode == Mode::Forever {
+            return Ok(Flow::On);
+        }
+        let lost = Error::new(ErrorKind::Lost, format!("the mutex is lost: {loss}"));
+        Err(lost.with_backend(self.core.backend.name()).with_mutex(&self.order.mutex))
     }
 
     /// Ends a tenure in order: tell the work, wait for it until the deadline at most, then end.
     async fn close(&mut self, why: Loss) {
-        let Some(tenure) = self.tenure.take() else { return };
+        let Some(tenure) = self.tenure.clone() else { return };
         tenure.close(why.clone());
         tokio::select! {
             biased;
@@ -300,16 +315,20 @@ impl Driver {
             _ = tenure.lost() => {}
         }
         let loss = tenure.end(why);
-        let Order { mutex, contender, .. } = &self.order;
+        self.tenure = None;
+        let (mutex, contender) = (tenure.mutex(), tenure.contender());
         tracing::debug!(%mutex, %contender, token = tenure.token().get(), %loss, "released");
         self.link.withdraw(MutexOwner::none());
     }
 
     async fn step_down(&mut self, cooldown: Duration) {
+        self.link.steps_down();
         self.close(Loss::SteppedDown).await;
         let released = self.leave().await;
         let due = self.core.clock.now() + cooldown;
         match released {
+            // A release that was repeated may arrive once more, late: it must find another id in the store.
+            _ if self.order.id.is_none() => self.begin_anew(due),
             Ok(()) => self.machine.released(due),
             // The store may still have it; the next call takes it anew or finds it expired.
             Err(error) => {
@@ -317,31 +336,55 @@ impl Driver {
                 self.link.fail(Some(error));
             }
         }
-        self.link.stepped_down();
+    }
+
+    /// Contends as another from `due` on.
+    fn begin_anew(&mut self, due: Moment) {
+        self.machine = Machine::new(self.order.contender(), self.order.lease, self.order.max_hold, due);
+        self.link.call(self.machine.me());
+        self.session = None;
     }
 
     // ===== leaving =====
 
     /// Frees the mutex, leaves the queue and passes a wake-up on, unless the store surely has nothing of us.
+    /// Tries for as long as a lease of ours could last; after that there is nothing to free.
     async fn leave(&mut self) -> Result<()> {
         let queued = self.order.mode != Mode::Try;
         let Some(session) = self.session.as_mut().filter(|_| queued || !self.machine.has_nothing()) else {
             return Ok(());
         };
-        let limit = self.order.lease.ttl() / 3;
-        let mut tried = 0;
-        loop {
-            let released = within(&*self.core.clock, limit, session.release()).await;
+        let (clock, pacing) = (&*self.core.clock, Pacing::new(self.order.lease));
+        let limit = pacing.call_limit(None);
+        let token = self.machine.token();
+        let end = clock.now() + self.order.lease.total();
+        for tried in 1.. {
+            let released = within(clock, limit, session.release(token)).await;
             let error = match released.unwrap_or_else(|| Err(unanswered(limit))) {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            tried += 1;
-            if tried == RELEASE_TRIES || !error.is_transient() {
+            let again = clock.now() + pacing.retry_waiting(tried, true, self.random.f64());
+            if again >= end || !error.is_transient() {
                 return Err(error.with_backend(self.core.backend.name()).with_mutex(&self.order.mutex));
             }
-            let pause = self.order.lease.ttl() / 20;
-            self.core.clock.sleep_until(self.core.clock.now() + pause).await;
+            clock.sleep_until(again).await;
+        }
+        Ok(())
+    }
+}
+
+/// A runtime that ends drops its tasks. The tenure goes before the session, which may give the mutex up by
+/// being dropped; and nobody must wait for this driver for ever.
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if let Some(tenure) = self.tenure.take() {
+            tenure.end(Loss::Vanished);
+        }
+        if !self.link.is_done() {
+            let error = Error::new(ErrorKind::Closed, "the runtime ended before the contender did");
+            self.link.conclude(Err(error.with_mutex(&self.order.mutex)));
+            self.link.finish(Ok(()));
         }
     }
 }
@@ -350,17 +393,6 @@ async fn contend(session: &mut Option<Box<dyn Session>>, prior: Prior) -> Result
     match session {
         Some(session) => session.contend(prior).await,
         None => Err(Error::new(ErrorKind::Unavailable, "no session is open")),
-    }
-}
-
-/// A runtime that ends drops its tasks: nobody must wait for this one for ever. What it held stays held until
-/// its deadline, for the store and for the tenure alike.
-impl Drop for Driver {
-    fn drop(&mut self) {
-        if !self.link.is_done() {
-            let error = Error::new(ErrorKind::Closed, "the runtime ended before the contender did");
-            self.link.finish(Err(error.with_mutex(&self.order.mutex)));
-        }
     }
 }
 
@@ -379,6 +411,12 @@ fn checked(answer: Answer) -> Result<Answer> {
         }
         _ => Ok(answer),
     }
+}
+
+fn too_late() -> Error {
+    let message = "the store gave the mutex with too little of its lease left: it is too slow, or grants too short a \
+                   lease";
+    Error::new(ErrorKind::Unavailable, message)
 }
 
 fn unanswered(limit: Duration) -> Error {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::tenure::Tenure;
-use crate::types::{MutexOwner, MutexState};
+use crate::types::{ContenderId, MutexOwner, MutexState};
 use crate::watched::Watched;
 
 /// What the handle wants of its driver.
@@ -27,17 +27,28 @@ pub(crate) struct Link {
 
 #[derive(Debug)]
 struct Shared {
+    contender: Option<ContenderId>,
     wish: Wish,
     tenure: Option<(Tenure, MutexState)>,
     state: MutexState,
     error: Option<Error>,
+    /// No tenure comes any more.
+    outcome: Option<Result<()>>,
+    /// Nothing of the driver is left at the store either.
     done: Option<Result<()>>,
 }
 
 impl Link {
     pub(crate) fn new() -> Self {
-        let shared =
-            Shared { wish: Wish::Hold, tenure: None, state: MutexState::none(), error: None, done: None };
+        let shared = Shared {
+            contender: None,
+            wish: Wish::Hold,
+            tenure: None,
+            state: MutexState::none(),
+            error: None,
+            outcome: None,
+            done: None,
+        };
         Self { shared: Arc::new(Watched::new(shared)) }
     }
 }
@@ -59,7 +70,7 @@ impl Link {
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
-        self.shared.read(|shared| shared.wish != Wish::Stop && shared.done.is_none())
+        self.shared.read(|shared| shared.wish != Wish::Stop && shared.outcome.is_none())
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -88,9 +99,13 @@ impl Link {
                 Some((tenure, state)) if last.is_none_or(|last| !last.is_same(tenure)) => {
                     Some(Some((tenure.clone(), state.clone())))
                 }
-                _ => shared.done.as_ref().map(|_| None),
+                _ => shared.outcome.as_ref().map(|_| None),
             })
             .await
+    }
+
+    pub(crate) fn contender(&self) -> Option<ContenderId> {
+        self.shared.read(|shared| shared.contender.clone())
     }
 
     pub(crate) fn tenure(&self) -> Option<Tenure> {
@@ -114,7 +129,7 @@ impl Shared {
     fn open_or_done(&self) -> Option<Result<Tenure, Result<()>>> {
         match &self.tenure {
             Some((tenure, _)) if tenure.is_open() => Some(Ok(tenure.clone())),
-            _ => self.done.clone().map(Err),
+            _ => self.outcome.clone().map(Err),
         }
     }
 }
@@ -122,6 +137,11 @@ impl Shared {
 // ===== the driver's side =====
 
 impl Link {
+    /// The driver contends under this id from now on.
+    pub(crate) fn call(&self, contender: &ContenderId) {
+        self.shared.update_quietly(|shared| shared.contender = Some(contender.clone()));
+    }
+
     pub(crate) fn wish(&self) -> Wish {
         self.shared.read(|shared| shared.wish)
     }
@@ -131,8 +151,8 @@ impl Link {
         self.shared.until(|shared| (shared.wish != Wish::Hold).then_some(())).await;
     }
 
-    /// A step-down was carried out; unless a stop came meanwhile, contend again.
-    pub(crate) fn stepped_down(&self) {
+    /// A step-down is being carried out; unless a stop comes meanwhile, contend again afterwards.
+    pub(crate) fn steps_down(&self) {
         self.shared.update_quietly(|shared| {
             if shared.wish != Wish::Stop {
                 shared.wish = Wish::Hold;
@@ -166,11 +186,20 @@ impl Link {
         self.shared.update_quietly(|shared| shared.error = error);
     }
 
-    pub(crate) fn finish(&self, outcome: Result<()>) {
+    /// No tenure comes any more; what is left to do at the store, no caller has to wait for.
+    pub(crate) fn conclude(&self, outcome: Result<()>) {
         self.shared.update(|shared| {
             shared.error = outcome.as_ref().err().cloned().or_else(|| shared.error.take());
             shared.tenure = None;
-            shared.done = Some(outcome);
+            shared.outcome.get_or_insert(outcome).is_ok()
+        });
+    }
+
+    /// The driver has left the store.
+    pub(crate) fn finish(&self, left: Result<()>) {
+        self.shared.update(|shared| {
+            let outcome = shared.outcome.clone().unwrap_or(Ok(()));
+            shared.done = Some(outcome.and(left));
         });
     }
 }

@@ -14,6 +14,10 @@ pub(crate) struct Machine {
     me: ContenderId,
     pacing: Pacing,
     prior: Prior,
+    /// A call since the last answer may have changed what the store has of us.
+    unanswered: bool,
+    /// A call without an answer may still be under way, and may win at any time from now on.
+    doubt: bool,
     held: Option<Grant>,
     max_hold: Option<Duration>,
     /// The end of the longest allowed hold.
@@ -22,6 +26,8 @@ pub(crate) struct Machine {
     due: Moment,
     /// When the last call was sent.
     sent: Moment,
+    /// No hint brings the next call forward beyond this.
+    not_before: Moment,
     failures: u32,
     looks: u32,
     fruitless: u32,
@@ -40,6 +46,8 @@ pub(crate) enum Step {
     Lost(Loss),
     /// The tenure is over, and a new one begins with the same answer.
     Replaced(Loss, Grant),
+    /// Ours, but with too little of the lease left to work under it.
+    TooLate,
     /// Somebody else uses our id.
     Duplicate,
 }
@@ -50,15 +58,28 @@ impl Machine {
             me,
             pacing: Pacing::new(lease),
             prior: Prior::Nothing,
+            unanswered: false,
+            doubt: false,
             held: None,
             max_hold,
             cap: None,
             due: now,
             sent: now,
+            not_before: now,
             failures: 0,
             looks: 0,
             fruitless: 0,
         }
+    }
+
+    pub(crate) const fn me(&self) -> &ContenderId {
+        &self.me
+    }
+
+    /// The store may have something under our id from a contender before us.
+    pub(crate) fn inherit(&mut self) {
+        self.doubt = true;
+        self.prior = Prior::Unknown;
     }
 
     /// A call goes out: what the session may have, and how long the call may take.
@@ -69,6 +90,7 @@ impl Machine {
             self.prior = Prior::Unknown;
         }
         self.sent = now;
+        self.unanswered = true;
         (prior, self.pacing.call_limit(self.held.map(|held| held.deadline - now)))
     }
 
@@ -81,10 +103,10 @@ impl Machine {
         answer: &Answer,
         roll: f64,
     ) -> Step {
-        self.failures = 0;
+        self.unanswered = false;
         match answer {
             Answer::Ours(ours) => self.ours(sent, prior, now, ours, roll),
-            Answer::Held(other) => self.refused(now + self.pacing.wait(other.remaining, roll), other),
+            Answer::Held(other) => self.refused(now + self.pacing.wait(other.remaining, roll), prior, other),
             Answer::Vacant => {
                 let due = now + self.pacing.wait_vacant(self.looks, roll);
                 self.looks = self.looks.saturating_add(1);
@@ -98,13 +120,15 @@ impl Machine {
         let grant = self.pacing.grant(token, sent, ours.remaining, roll);
         let late = now >= grant.deadline.saturating_sub(grant.grace);
         match self.held {
-            // The lease ended here before the answer to its renewal came, or the answer came too late to be
-            // of use. What was lost stays lost: ask again, with a prior that tells.
-            None if prior == Prior::Held || late => {
+            // The lease ended here before the answer to its renewal came. What was lost stays lost: ask again,
+            // with a prior that tells.
+            None if prior == Prior::Held => {
                 self.due = now;
                 Step::Keep
             }
+            None if late => Step::TooLate,
             None => {
+                self.fruitless = 0;
                 self.cap = self.max_hold.map(|max_hold| sent + max_hold);
                 self.hold(grant);
                 Step::Acquired(grant)
@@ -121,11 +145,13 @@ impl Machine {
         }
     }
 
-    fn refused(&mut self, due: Moment, other: &Ownership) -> Step {
+    fn refused(&mut self, due: Moment, prior: Prior, other: &Ownership) -> Step {
         self.looks = 0;
         let twin = other.owner == self.me;
         match self.not_ours(due) {
-            _ if twin => Step::Duplicate,
+            None if twin && prior == Prior::Nothing => Step::Duplicate,
+            // Our own id, but not ours: what a session of ours that is gone left behind.
+            Some(_) if twin => Step::Lost(Loss::Vanished),
             Some(_) => Step::Lost(Loss::TakenBy(other.owner.clone())),
             None => Step::Keep,
         }
@@ -137,23 +163,28 @@ impl Machine {
         self.held = Some(Grant { deadline, ..grant });
         self.due = grant.renew_at;
         self.looks = 0;
-        self.fruitless = 0;
+        self.failures = 0;
     }
 
     fn not_ours(&mut self, due: Moment) -> Option<Grant> {
-        self.prior = Prior::Nothing;
+        self.prior = if self.doubt { Prior::Unknown } else { Prior::Nothing };
         self.due = due;
+        self.failures = 0;
         self.held.take()
     }
 
     /// A call failed or was not answered in time: neither a loss nor a renewal.
     pub(crate) fn failed(&mut self, now: Moment, transient: bool, roll: f64) {
         self.failures = self.failures.saturating_add(1);
+        self.doubt |= self.unanswered;
         self.due = now
             + match self.held {
                 Some(held) => self.pacing.retry_holding(self.failures, held.deadline - now, roll),
                 None => self.pacing.retry_waiting(self.failures, transient, roll),
             };
+        if !transient && self.held.is_none() {
+            self.not_before = self.due;
+        }
     }
 
     /// Whether the deadline has passed. From then on the store may have what we have no more.
@@ -170,12 +201,14 @@ impl Machine {
         if let Some(held) = self.held.take() {
             self.prior = Prior::Lapsed(held.token);
         }
+        self.not_before = now;
         self.due = now;
     }
 
     /// The mutex was given back and the store said so. Nothing is tried before `due`.
     pub(crate) fn released(&mut self, due: Moment) {
         self.not_ours(due);
+        self.not_before = due;
         self.looks = 0;
     }
 
@@ -184,7 +217,7 @@ impl Machine {
         if now - self.sent >= self.pacing.hint_gap(u32::MAX) {
             self.fruitless = 0;
         }
-        let at = (self.sent + self.pacing.hint_gap(self.fruitless)).max(now);
+        let at = (self.sent + self.pacing.hint_gap(self.fruitless)).max(now).max(self.not_before);
         if at < self.due {
             self.due = at;
             self.fruitless = self.fruitless.saturating_add(1);
@@ -198,6 +231,16 @@ impl Machine {
 
     pub(crate) fn is_holding(&self) -> bool {
         self.held.is_some()
+    }
+
+    /// The token to release by, where it is sure.
+    pub(crate) fn token(&self) -> Option<FencingToken> {
+        match (self.held, self.prior) {
+            // A renewal that was not answered changes no token.
+            (Some(held), _) => Some(held.token),
+            (None, Prior::Lapsed(token)) if !self.unanswered => Some(token),
+            _ => None,
+        }
     }
 
     /// Whether the store surely has nothing of ours.

@@ -30,6 +30,8 @@ pub(crate) struct Pacing {
     lease: Lease,
 }
 
+/// No call is waited for longer, however long the lease.
+const MAX_CALL: Duration = Duration::from_secs(5);
 /// The first pause after a failed call.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 /// An error that a person must mend is not tried more often than twice a second.
@@ -63,9 +65,10 @@ impl Pacing {
         }
     }
 
-    /// How long one call to the store may take: a third of the ttl, and never past the holder's deadline.
+    /// How long one call to the store may take: a third of the ttl, five seconds, and never past the holder's
+    /// deadline.
     pub(crate) fn call_limit(&self, left: Option<Duration>) -> Duration {
-        let limit = self.lease.ttl() / 3;
+        let limit = (self.lease.ttl() / 3).min(MAX_CALL);
         left.map_or(limit, |left| limit.min(left)).max(FLOOR)
     }
 
@@ -81,9 +84,10 @@ impl Pacing {
         spread(doubled(self.lease.ttl() / 200, looks), roll).clamp(FLOOR, self.lease.poll())
     }
 
-    /// A waiter's pause after a failed call; grows with every failure up to the ttl.
+    /// A waiter's pause after a failed call; grows with every failure up to the ttl or the poll.
     pub(crate) fn retry_waiting(&self, failures: u32, transient: bool, roll: f64) -> Duration {
-        let delay = spread(self.backoff(failures).min(self.lease.ttl()), roll).max(FLOOR);
+        let cap = self.lease.ttl().min(self.lease.poll());
+        let delay = spread(self.backoff(failures).min(cap), roll).max(FLOOR);
         if transient { delay } else { delay.max(PERMANENT_RETRY) }
     }
 

@@ -6,6 +6,7 @@ use super::store::{SessionId, Store, Topic};
 use crate::backend::{Answer, Claim, Intent, Ownership, Prior, Session};
 use crate::error::Result;
 use crate::hub::Listener;
+use crate::types::FencingToken;
 
 /// One contender or observer at the store.
 pub(super) struct MemorySession {
@@ -24,7 +25,7 @@ impl MemorySession {
     fn topic(&self) -> Topic {
         match self.claim.intent {
             Intent::Queue => Topic::Turn(self.id),
-            Intent::Try => Topic::Owner(self.claim.mutex.clone()),
+            Intent::Try | Intent::Observe => Topic::Owner(self.claim.mutex.clone()),
         }
     }
 }
@@ -45,9 +46,9 @@ impl Session for MemorySession {
         Ok(self.store.inspect(&self.claim.mutex))
     }
 
-    async fn release(&mut self) -> Result<()> {
+    async fn release(&mut self, token: Option<FencingToken>) -> Result<()> {
         self.holds = false;
-        self.store.release(self.id, &self.claim);
+        self.store.release(self.id, &self.claim, token);
         Ok(())
     }
 

@@ -42,6 +42,8 @@ struct Row {
 
 struct Owner {
     id: ContenderId,
+    /// Who took or adopted it. The id alone may be a twin's.
+    session: SessionId,
     until: Moment,
     ttl_until: Moment,
     since: SystemTime,
@@ -76,17 +78,16 @@ impl Store {
         let mut rows = self.rows();
         let row = rows.entry(claim.mutex.clone()).or_default();
         row.expire(now);
-        let ours = row.owner.as_ref().is_some_and(|owner| owner.id == claim.contender);
-        let took = match (ours, prior) {
-            (true, Prior::Lapsed(token)) if row.token == token.get() => {
-                row.acquire(claim, now, self.clock.wall())
+        let took = match prior {
+            Prior::Lapsed(token) if row.is_of(session, claim, prior) && row.token == token.get() => {
+                row.acquire(session, claim, now, self.clock.wall())
             }
-            (true, Prior::Unknown | Prior::Lapsed(_) | Prior::Held) => row.renew(claim, now),
+            _ if row.is_of(session, claim, prior) => row.renew(session, claim, now),
             _ if row.owner.is_some() || !row.is_turn_of(session) => row.queue(session, claim, now),
             _ => {
                 row.leave(session);
                 self.hub.ring(&Topic::Owner(claim.mutex.clone()));
-                row.acquire(claim, now, self.clock.wall())
+                row.acquire(session, claim, now, self.clock.wall())
             }
         };
         match row.ownership(now) {
@@ -105,13 +106,15 @@ impl Store {
     }
 
     /// Frees the mutex if the contender owns it, leaves the queue, and wakes whose turn it is now.
-    pub(super) fn release(&self, session: SessionId, claim: &Claim) {
+    /// With a token, a hold that came after it is left alone.
+    pub(super) fn release(&self, session: SessionId, claim: &Claim, token: Option<FencingToken>) {
         let now = self.clock.now();
         let mut rows = self.rows();
         let Some(row) = rows.get_mut(&claim.mutex) else { return };
         row.expire(now);
         row.leave(session);
-        let freed = row.owner.take_if(|owner| owner.id == claim.contender).is_some();
+        let meant = token.is_none_or(|token| token.get() == row.token);
+        let freed = row.owner.take_if(|owner| owner.session == session && meant).is_some();
         self.wake_next(row, &claim.mutex, freed);
     }
 
@@ -191,21 +194,31 @@ impl Row {
         self.waiters.retain(|waiter| waiter.until > now);
     }
 
+    /// Whether the owner is this session, or may be one before it under the same id.
+    fn is_of(&self, session: SessionId, claim: &Claim, prior: Prior) -> bool {
+        let adopts = matches!(prior, Prior::Unknown | Prior::Lapsed(_));
+        self.owner.as_ref().is_some_and(|owner| {
+            prior != Prior::Nothing && (owner.session == session || (adopts && owner.id == claim.contender))
+        })
+    }
+
     fn is_turn_of(&self, session: SessionId) -> bool {
         self.waiters.front().is_none_or(|head| head.session == session)
     }
 
     /// Gives the mutex to the contender with a new token. True, as for all that makes it the caller's.
-    fn acquire(&mut self, claim: &Claim, now: Moment, since: SystemTime) -> bool {
+    fn acquire(&mut self, session: SessionId, claim: &Claim, now: Moment, since: SystemTime) -> bool {
         // Time as a floor: a token still grows after the store lost its memory.
         let floor = u64::try_from(now.since_zero().as_micros()).unwrap_or(u64::MAX);
         self.token = (self.token + 1).max(floor);
-        self.owner = Some(Owner { id: claim.contender.clone(), until: now, ttl_until: now, since });
-        self.renew(claim, now)
+        let id = claim.contender.clone();
+        self.owner = Some(Owner { id, session, until: now, ttl_until: now, since });
+        self.renew(session, claim, now)
     }
 
-    fn renew(&mut self, claim: &Claim, now: Moment) -> bool {
+    fn renew(&mut self, session: SessionId, claim: &Claim, now: Moment) -> bool {
         if let Some(owner) = &mut self.owner {
+            owner.session = session;
             owner.until = now + claim.lease.total();
             owner.ttl_until = now + claim.lease.ttl();
         }

@@ -11,9 +11,9 @@ use futures_util::FutureExt;
 
 use super::schedule::{Next, Schedule};
 use crate::contention::Contention;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tenure::Tenure;
-use crate::types::{ContenderId, Lease};
+use crate::types::{ContenderId, Lease, MutexOwner};
 use crate::watched::Watched;
 
 /// Runs a job on schedule, wherever its mutex is held.
@@ -95,6 +95,7 @@ impl Scheduler {
 /// # Drop
 ///
 /// Dropping it stops the schedule in the background, as [`stop`](Self::stop) does.
+#[must_use = "dropping it stops the schedule"]
 pub struct Job {
     contention: Arc<Contention>,
     progress: Arc<Watched<Progress>>,
@@ -135,10 +136,34 @@ impl Job {
         self.contention.is_owner()
     }
 
-    /// The contention behind the schedule: its tenure, owner, errors, and a way to step down.
+    /// Gives the mutex up in order and stays away for `cooldown`, so that another can lead.
+    pub fn step_down(&self, cooldown: Duration) {
+        self.contention.step_down(cooldown);
+    }
+
+    /// Waits until this contender leads. See [`Contention::acquired`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) once it is stopped.
+    ///
+    /// # Cancel safety
+    ///
+    /// Only listens.
+    pub async fn acquired(&self) -> Result<Tenure> {
+        self.contention.acquired().await
+    }
+
+    /// The leader as last seen, this contender or another.
     #[must_use]
-    pub fn contention(&self) -> &Contention {
-        &self.contention
+    pub fn owner(&self) -> MutexOwner {
+        self.contention.owner()
+    }
+
+    /// What went wrong in the last call to the store; `None` once one succeeds.
+    #[must_use]
+    pub fn last_error(&self) -> Option<Error> {
+        self.contention.last_error()
     }
 
     /// What the job has done here so far.

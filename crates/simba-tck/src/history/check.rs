@@ -214,9 +214,9 @@ fn work(events: &[Event], holds: &[Hold<'_>]) -> Vec<Violation> {
     found
 }
 
-/// Every tick lies within the validity of its token, and no two ticks of a contender fall on one instant.
+/// Every tick lies within the validity of its token, and no two ticks of a tenure fall on one instant.
 fn ticks(events: &[Event], holds: &[Hold<'_>]) -> Vec<Violation> {
-    let mut last: HashMap<&str, Duration> = HashMap::new();
+    let mut last: HashMap<(&str, FencingToken), Duration> = HashMap::new();
     let mut found = Vec::new();
     for Event { at, who, what } in events {
         let What::Tick { token } = what else { continue };
@@ -227,7 +227,7 @@ fn ticks(events: &[Event], holds: &[Hold<'_>]) -> Vec<Violation> {
             let message = format!("{who} started a tick under token {token} without holding");
             found.push(Violation::new(Rule::Ticks, *at, message));
         }
-        if last.insert(who, *at) == Some(*at) {
+        if last.insert((who, *token), *at) == Some(*at) {
             found.push(Violation::new(Rule::Ticks, *at, format!("{who} started two ticks at once")));
         }
     }

@@ -1,0 +1,85 @@
+//! What the handle and the connections share.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{oneshot, watch};
+
+use super::conditions::{Conditions, Outlook};
+use super::held::Trap;
+
+/// What a [`FaultProxy`](super::FaultProxy) has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Connections that are open now.
+    pub connections: usize,
+    /// Connects so far, including those that were reset at once.
+    pub accepted: usize,
+    /// Chunks from clients so far.
+    pub requests: usize,
+}
+
+/// Single events that have not happened yet.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    pub(super) lost_replies: usize,
+    pub(super) traps: VecDeque<Trap>,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) upstream: String,
+    conditions: watch::Sender<Conditions>,
+    counts: watch::Sender<Counts>,
+    events: Mutex<Events>,
+}
+
+impl Shared {
+    pub(super) fn new(upstream: String) -> Self {
+        Self {
+            upstream,
+            conditions: watch::Sender::default(),
+            counts: watch::Sender::default(),
+            events: Mutex::default(),
+        }
+    }
+
+    pub(super) fn change(&self, change: impl FnOnce(&mut Conditions)) {
+        self.conditions.send_modify(change);
+    }
+
+    pub(super) fn outlook(&self) -> Outlook {
+        Outlook::new(&self.conditions)
+    }
+
+    pub(super) fn count(&self, count: impl FnOnce(&mut Counts)) {
+        self.counts.send_modify(count);
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        *self.counts.borrow()
+    }
+
+    pub(super) async fn counted(&self, wanted: impl FnMut(&Counts) -> bool + Send) {
+        let _ = self.counts.subscribe().wait_for(wanted).await;
+    }
+
+    pub(super) fn events(&self) -> MutexGuard<'_, Events> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a request that has just reached the server loses its reply.
+    pub(super) fn loses_reply(&self) -> bool {
+        let mut events = self.events();
+        let loses = events.lost_replies > 0;
+        events.lost_replies -= usize::from(loses);
+        loses
+    }
+
+    /// What decides about a request that has just come in, if somebody wants to hold it.
+    pub(super) fn hold(&self) -> Option<oneshot::Receiver<()>> {
+        let mut events = self.events();
+        std::iter::from_fn(|| events.traps.pop_front()).find_map(Trap::spring)
+    }
+}
