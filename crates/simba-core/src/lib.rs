@@ -13,6 +13,10 @@ mod observer;
 pub mod operate;
 mod park;
 mod scheduler;
+#[cfg(simba_bugs)]
+pub mod seeded;
+#[cfg(not(simba_bugs))]
+mod seeded;
 mod simba;
 mod tenure;
 mod types;

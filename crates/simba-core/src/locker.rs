@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::clock::{Moment, within};
 use crate::engine::{Driver, Link, Mode, Order};
 use crate::error::{Error, ErrorKind, Result};
+use crate::seeded::{self, Bug};
 use crate::simba::Core;
 use crate::tenure::{Loss, Tenure, Work};
 use crate::types::{ContenderId, FencingToken, Lease, MutexName, MutexOwner};
@@ -261,6 +262,9 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
+        if seeded::on(Bug::LeakOnDrop) {
+            return;
+        }
         self.link.stop();
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::park;
+use crate::seeded::{self, Bug};
 use crate::types::{ContenderId, FencingToken, MutexName};
 use crate::watched::Watched;
 
@@ -173,7 +174,8 @@ impl Tenure {
     /// Only listens; drop it at any time.
     pub async fn expiring(&self) {
         let told = |state: &State| state.closing.is_some() || state.ended.is_some();
-        self.reached(State::expiring, told).await;
+        let when = if seeded::on(Bug::NoExpiring) { |state: &State| state.deadline } else { State::expiring };
+        self.reached(when, told).await;
     }
 
     /// Completes when the mutex is lost, with the reason; at the deadline at the latest, whatever hangs.
@@ -274,7 +276,7 @@ impl Tenure {
     pub(crate) fn extend(&self, deadline: Moment) -> bool {
         let deadline = self.inner.cap.map_or(deadline, |cap| deadline.min(cap));
         let extend = |state: &mut State| {
-            if self.inner.verdict(state).is_some() {
+            if self.inner.verdict(state).is_some() && !seeded::on(Bug::Resurrect) {
                 return false;
             }
             state.deadline = deadline;
@@ -338,7 +340,7 @@ impl Inner {
         if state.ended.is_some() {
             return state.ended.clone();
         }
-        if self.clock.now() < state.deadline {
+        if self.clock.now() < state.deadline || seeded::on(Bug::NoDeadline) {
             return None;
         }
         Some(if self.cap == Some(state.deadline) { Loss::MaxHold } else { Loss::Deadline })

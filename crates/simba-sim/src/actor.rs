@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use fastrand::Rng;
-use simba_core::{ContenderId, Guard, Schedule, Tenure};
+use simba_core::{Clock, Contender, ContenderId, Guard, Loss, MutexState, Schedule, Tenure};
 use simba_tck::What;
 
 use crate::node::Seat;
@@ -19,6 +19,7 @@ pub(crate) async fn act(seat: Seat, role: Role, mut random: Rng) {
             Role::Locker => lock(&seat, &who, &mut random).await,
             Role::Impatient => hurry(&seat, &who, &mut random).await,
             Role::Scheduler => schedule(&seat, &who, &mut random).await,
+            Role::Callback => call_back(&seat, &who, &mut random).await,
         }
         seat.sleep(ms(&mut random, 1, 200)).await;
     }
@@ -49,6 +50,7 @@ async fn lead(seat: &Seat, who: &str, random: &mut Rng) {
                 contention.step_down(Duration::from_millis(700));
             }
             tenure.lost().await;
+            seat.sleep(Duration::from_millis(1)).await;
         }
     };
     tokio::select! {
@@ -58,6 +60,41 @@ async fn lead(seat: &Seat, who: &str, random: &mut Rng) {
     }
     // The work above is dropped by now; what is under way elsewhere is waited for by the stop.
     let _ = contention.stop().await;
+}
+
+/// Leads through callbacks: works from one to the other, and takes its time to stop.
+async fn call_back(seat: &Seat, who: &str, random: &mut Rng) {
+    let caller = Caller { seat: seat.clone(), who: who.to_owned(), slow: ms(random, 0, 150) };
+    let contention = seat.simba.contend(MUTEX).with_contender(caller);
+    if contention.start().is_err() {
+        return;
+    }
+    seat.sleep(ms(random, 100, 8_000)).await;
+    let _ = contention.stop().await;
+}
+
+struct Caller {
+    seat: Seat,
+    who: String,
+    slow: Duration,
+}
+
+impl Contender for Caller {
+    async fn on_acquired(&mut self, tenure: &Tenure, _: &MutexState) {
+        self.seat.hold(&self.who, tenure);
+        self.seat.record(&self.who, What::WorkStarted { token: tenure.token() });
+    }
+
+    /// A graceful end waits for this, until the deadline; a loss does not.
+    async fn on_released(&mut self, tenure: &Tenure, _: &MutexState) {
+        if matches!(tenure.loss(), None | Some(Loss::Released | Loss::SteppedDown)) {
+            let clock = &self.seat.clock;
+            // Timers may be a millisecond late.
+            let end = tenure.deadline().saturating_sub(Duration::from_millis(5));
+            clock.sleep_until((clock.now() + self.slow).min(end)).await;
+        }
+        self.seat.record(&self.who, What::WorkEnded);
+    }
 }
 
 /// Waits for the mutex, works, and gives it back in one way or another.
@@ -104,13 +141,14 @@ async fn use_guard(seat: &Seat, who: &str, guard: Guard, random: &mut Rng) {
 
 /// Runs a job on schedule.
 async fn schedule(seat: &Seat, who: &str, random: &mut Rng) {
-    let every = Schedule::fixed_rate(ms(random, 20, 400)).expect("a period in range");
+    let period = ms(random, 20, 400);
+    let every = Schedule::fixed_rate(period).expect("a period in range");
     let length = ms(random, 1, 300);
     let (pen, name) = (seat.clone(), who.to_owned());
     let job = move |tenure: Tenure| {
         let (seat, who) = (pen.clone(), name.clone());
         async move {
-            seat.record(&who, What::Tick { token: tenure.token() });
+            seat.record(&who, What::Tick { token: tenure.token(), period });
             let _written = Written::start(&seat, &who, &tenure);
             seat.sleep(length).await;
             Ok::<(), Infallible>(())
@@ -121,6 +159,7 @@ async fn schedule(seat: &Seat, who: &str, random: &mut Rng) {
         while let Ok(tenure) = job.acquired().await {
             seat.hold(who, &tenure);
             tenure.lost().await;
+            seat.sleep(Duration::from_millis(1)).await;
         }
     };
     tokio::select! {

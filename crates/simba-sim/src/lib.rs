@@ -11,4 +11,4 @@ mod plan;
 mod world;
 
 pub use plan::{Plan, Scale};
-pub use world::{Outcome, run};
+pub use world::{Outcome, run, run_over};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fastrand::Rng;
-use simba_core::{Clock, ErrorKind, Lease, Loss, MemoryBackend, Moment, Simba, Tenure, TokioClock};
+use simba_core::{Backend, Clock, ErrorKind, Lease, Loss, MemoryBackend, Moment, Simba, Tenure, TokioClock};
 use simba_tck::{Call, FaultyBackend, History, Leg, Passage, SkewedClock, Weather, What};
 
 use crate::actor;
@@ -16,6 +16,8 @@ use crate::plan::{Climate, NodePlan};
 pub(crate) struct Shared {
     pub(crate) clock: TokioClock,
     pub(crate) store: MemoryBackend,
+    /// The store as the processes see it.
+    pub(crate) backend: Arc<dyn Backend>,
     pub(crate) history: History,
     pub(crate) lease: Lease,
     pub(crate) deaf: bool,
@@ -105,8 +107,8 @@ impl Life {
             deaf: shared.deaf,
         });
         let weather: Arc<dyn Weather> = Arc::<Air>::clone(&air);
-        let backend =
-            FaultyBackend::new(shared.store.clone(), shared.clock.clone(), weather).with_gate(clock.clone());
+        let backend = FaultyBackend::over(Arc::clone(&shared.backend), shared.clock.clone(), weather)
+            .with_gate(clock.clone());
         let simba = Simba::builder(Arc::new(backend))
             .clock(clock.clone())
             .lease(shared.lease)
@@ -155,6 +157,10 @@ impl Seat {
             seat.record(&who, What::Expiring);
             tenure.lost().await;
             seat.settle();
+            seat.sleep(seat.shared.lease.ttl()).await;
+            if tenure.is_held() {
+                seat.record(&who, What::Revived { token: tenure.token() });
+            }
         });
     }
 

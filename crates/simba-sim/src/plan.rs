@@ -58,6 +58,8 @@ pub enum Role {
     Impatient,
     /// Runs a scheduled job while it leads.
     Scheduler,
+    /// Leads through callbacks, and takes its time to stop when it is told to.
+    Callback,
 }
 
 /// What happens at a moment.
@@ -135,7 +137,7 @@ impl Plan {
 
 fn node(random: &mut Rng) -> NodePlan {
     let role =
-        [Role::Leader, Role::Leader, Role::Locker, Role::Impatient, Role::Scheduler][random.usize(..5)];
+        [Role::Leader, Role::Callback, Role::Locker, Role::Impatient, Role::Scheduler][random.usize(..5)];
     // The ends of the promised range come up more often than chance would have it.
     let rate = match random.u8(..4) {
         0 => 0.99,

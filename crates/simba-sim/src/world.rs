@@ -1,5 +1,6 @@
 //! One run, from its seed to its verdict.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -49,12 +50,22 @@ impl Outcome {
 /// If the system gives no runtime.
 #[must_use]
 pub fn run(plan: Plan) -> Outcome {
+    run_over(plan, |store| Arc::new(store))
+}
+
+/// Like [`run`], with the processes seeing the store through what `see` makes of it.
+///
+/// # Panics
+///
+/// As [`run`].
+#[must_use]
+pub fn run_over(plan: Plan, see: impl FnOnce(MemoryBackend) -> Arc<dyn Backend>) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .expect("a runtime without I/O");
-    let (history, leftovers) = runtime.block_on(simulate(&plan));
+    let (history, leftovers) = runtime.block_on(simulate(&plan, see));
     // What was killed is dropped with the runtime and writes no more.
     let history = freeze(&history);
     drop(runtime);
@@ -81,10 +92,15 @@ fn lease() -> Lease {
     Lease::new(Duration::from_millis(600), Duration::from_millis(400)).expect("in order")
 }
 
-async fn simulate(plan: &Plan) -> (History, Vec<Violation>) {
+async fn simulate(
+    plan: &Plan,
+    see: impl FnOnce(MemoryBackend) -> Arc<dyn Backend>,
+) -> (History, Vec<Violation>) {
     let clock = TokioClock::new();
+    let store = MemoryBackend::with_clock(clock.clone());
     let shared = Shared {
-        store: MemoryBackend::with_clock(clock.clone()),
+        backend: see(store.clone()),
+        store,
         clock,
         history: History::new(),
         lease: lease(),
@@ -167,8 +183,7 @@ async fn wind_up(nodes: &[Node], shared: &Shared) -> Vec<Violation> {
             found.push(Violation::new(Rule::Liveness, shared.now(), format!("n{index} does not shut down")));
         }
     }
-    // The killed have nobody to clean up after them but their leases.
-    tokio::time::sleep(shared.lease.total() * 3).await;
+    // The killed have nobody to clean up after them, but their leases ended in the calm.
     let mutex = MutexName::new(MUTEX).expect("a plain name");
     let operate = shared.store.operate().expect("memory can be operated");
     match operate.read(&mutex).await {
@@ -184,23 +199,28 @@ const VACANT: Duration = Duration::from_secs(5);
 
 fn liveness(plan: &Plan, events: &[Event]) -> Vec<Violation> {
     let calm = plan.events.last().map_or(Duration::ZERO, |(at, _)| *at) + Duration::from_secs(4);
-    let mut held_until = calm;
+    let (mut held_until, mut holders) = (calm, 0_usize);
     let mut found = Vec::new();
+    let mut look = |at: Duration, held_until: Duration| {
+        if at > held_until + VACANT {
+            found.push(Violation::new(Rule::Liveness, at, format!("nobody held since {held_until:?}")));
+        }
+    };
     for Event { at, what, .. } in events.iter().filter(|event| event.at <= plan.scale.length) {
         match what {
             What::Acquired { .. } => {
-                if *at > held_until + VACANT {
-                    found.push(Violation::new(
-                        Rule::Liveness,
-                        *at,
-                        format!("nobody held since {held_until:?}"),
-                    ));
-                }
-                held_until = Duration::MAX.min(held_until.max(*at));
+                look(*at, held_until);
+                holders += 1;
             }
-            What::Lost { valid_until, .. } => held_until = held_until.max(*valid_until),
+            What::Lost { valid_until, .. } => {
+                held_until = held_until.max(*valid_until);
+                holders = holders.saturating_sub(1);
+            }
             _ => {}
         }
+    }
+    if holders == 0 {
+        look(plan.scale.length, held_until);
     }
     found
 }

@@ -158,7 +158,12 @@ struct Air {
 impl FaultyBackend {
     /// `inner` as it is seen through `weather`; delays pass on `clock`.
     pub fn new(inner: impl Backend, clock: impl Clock, weather: Arc<dyn Weather>) -> Self {
-        Self { inner: Arc::new(inner), air: Air { clock: Arc::new(clock), gate: None, weather } }
+        Self::over(Arc::new(inner), clock, weather)
+    }
+
+    /// Like [`new`](Self::new), around a backend that is shared.
+    pub fn over(inner: Arc<dyn Backend>, clock: impl Clock, weather: Arc<dyn Weather>) -> Self {
+        Self { inner, air: Air { clock: Arc::new(clock), gate: None, weather } }
     }
 }
 

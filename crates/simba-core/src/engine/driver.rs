@@ -9,6 +9,7 @@ use super::pacing::{Grant, Pacing};
 use crate::backend::{Answer, Claim, Intent, Prior, Session};
 use crate::clock::{Moment, within};
 use crate::error::{Error, ErrorKind, Result};
+use crate::seeded::{self, Bug};
 use crate::simba::Core;
 use crate::tenure::{Loss, Tenure, Terms};
 use crate::types::{ContenderId, Lease, MutexName, MutexOwner};
@@ -132,7 +133,9 @@ impl Driver {
         let answer = within(&*self.core.clock, limit, contend(&mut self.session, prior)).await;
         let answer = answer.unwrap_or_else(|| Err(unanswered(limit))).and_then(checked);
         // The deadline may have passed meanwhile; no answer brings it back.
-        self.lose_expired()?;
+        if !seeded::on(Bug::Resurrect) {
+            self.lose_expired()?;
+        }
         match answer {
             Ok(answer) => self.answered(sent, prior, &answer),
             Err(error) => self.failed(error),
@@ -203,6 +206,9 @@ impl Driver {
             return Err(error);
         }
         self.machine.failed(now, error.is_transient(), self.random.f64());
+        if let (true, Some(tenure)) = (seeded::on(Bug::FailureRenews), &self.tenure) {
+            tenure.extend(now + self.order.lease.total());
+        }
         self.link.fail(Some(error));
         Ok(Flow::On)
     }
@@ -313,6 +319,7 @@ impl Driver {
             biased;
             () = tenure.idle() => {}
             _ = tenure.lost() => {}
+            () = async {}, if seeded::on(Bug::FreeBeforeWorkEnds) => {}
         }
         let loss = tenure.end(why);
         self.tenure = None;
@@ -351,6 +358,9 @@ impl Driver {
     /// Tries for as long as a lease of ours could last; after that there is nothing to free.
     async fn leave(&mut self) -> Result<()> {
         let queued = self.order.mode != Mode::Try;
+        if seeded::on(Bug::NoRelease) {
+            return Ok(());
+        }
         let Some(session) = self.session.as_mut().filter(|_| queued || !self.machine.has_nothing()) else {
             return Ok(());
         };

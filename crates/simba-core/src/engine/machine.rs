@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::pacing::{Grant, Pacing};
 use crate::backend::{Answer, Ownership, Prior};
 use crate::clock::Moment;
+use crate::seeded::{self, Bug};
 use crate::tenure::Loss;
 use crate::types::{ContenderId, FencingToken, Lease};
 
@@ -91,7 +92,8 @@ impl Machine {
         }
         self.sent = now;
         self.unanswered = true;
-        (prior, self.pacing.call_limit(self.held.map(|held| held.deadline - now)))
+        let left = self.held.map(|held| held.deadline - now).filter(|_| !seeded::on(Bug::Resurrect));
+        (prior, self.pacing.call_limit(left))
     }
 
     /// The answer to a call that was sent at `sent` with `prior`.
@@ -117,6 +119,7 @@ impl Machine {
 
     fn ours(&mut self, sent: Moment, prior: Prior, now: Moment, ours: &Ownership, roll: f64) -> Step {
         let token = ours.token.unwrap_or(FencingToken::new(0));
+        let sent = if seeded::on(Bug::DeadlineFromReply) { now } else { sent };
         let grant = self.pacing.grant(token, sent, ours.remaining, roll);
         let late = now >= grant.deadline.saturating_sub(grant.grace);
         match self.held {
@@ -177,6 +180,9 @@ impl Machine {
     pub(crate) fn failed(&mut self, now: Moment, transient: bool, roll: f64) {
         self.failures = self.failures.saturating_add(1);
         self.doubt |= self.unanswered;
+        if let (true, Some(held)) = (seeded::on(Bug::FailureRenews), &mut self.held) {
+            held.deadline = now + self.pacing.lease().total();
+        }
         self.due = now
             + match self.held {
                 Some(held) => self.pacing.retry_holding(self.failures, held.deadline - now, roll),
@@ -189,7 +195,7 @@ impl Machine {
 
     /// Whether the deadline has passed. From then on the store may have what we have no more.
     pub(crate) fn expired(&mut self, now: Moment) -> bool {
-        let expired = self.held.is_some_and(|held| now >= held.deadline);
+        let expired = self.held.is_some_and(|held| now >= held.deadline) && !seeded::on(Bug::NoDeadline);
         if expired {
             self.forget(now);
         }

@@ -12,6 +12,7 @@ use futures_util::FutureExt;
 use super::schedule::{Next, Schedule};
 use crate::contention::Contention;
 use crate::error::{Error, Result};
+use crate::seeded::{self, Bug};
 use crate::tenure::Tenure;
 use crate::types::{ContenderId, Lease, MutexOwner};
 use crate::watched::Watched;
@@ -216,10 +217,12 @@ where
     async fn lead(&mut self, tenure: &Tenure) {
         let clock = Arc::clone(&self.contention.core().clock);
         let mut plan = self.schedule.plan(clock.now(), clock.wall());
-        while tenure.is_open() {
+        while tenure.is_open() || seeded::on(Bug::TickWithoutTenure) {
             let next = match plan.next(clock.now(), clock.wall()) {
                 // A tick that is due while the tenure may end waits for the renewal.
-                Next::Run if tenure.is_expiring() => clock.now() + tenure.remaining() / 8 + PAUSE,
+                Next::Run if tenure.is_expiring() && !seeded::on(Bug::TickWithoutTenure) => {
+                    clock.now() + tenure.remaining() / 8 + PAUSE
+                }
                 Next::Run => {
                     plan.started(clock.now(), clock.wall());
                     self.tick(tenure).await;
@@ -231,7 +234,7 @@ where
             };
             tokio::select! {
                 biased;
-                () = tenure.closing() => {}
+                () = tenure.closing(), if !seeded::on(Bug::TickWithoutTenure) => {}
                 () = clock.sleep_until(next) => {}
             }
         }
@@ -241,6 +244,9 @@ where
         self.progress.update(|progress| progress.started += 1);
         let job = &mut self.job;
         let work = AssertUnwindSafe(async { job(tenure.clone()).await }).catch_unwind();
+        if seeded::on(Bug::TickWithoutTenure) {
+            return drop(work.await);
+        }
         let failure = match tenure.run(work).await {
             Ok(Ok(Ok(()))) => return self.progress.update(|progress| progress.succeeded += 1),
             Ok(Ok(Err(error))) => error.into().to_string(),

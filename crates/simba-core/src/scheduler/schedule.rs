@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::cron::{Cron, CronPlan};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
+use crate::seeded::{self, Bug};
 
 /// Says when a job runs: at a fixed rate, with a fixed delay, or by a cron expression.
 ///
@@ -245,12 +246,18 @@ pub(crate) struct RatePlan {
 
 impl RatePlan {
     fn started(&mut self, now: Moment) {
+        if seeded::on(Bug::Burst) {
+            self.due = self.due + self.period;
+            return;
+        }
         self.due = self.tick_from(now + INSTANT);
     }
 
     /// A tick at this very moment has not passed yet.
     fn ended(&mut self, now: Moment) {
-        self.due = self.tick_from(now);
+        if !seeded::on(Bug::Burst) {
+            self.due = self.tick_from(now);
+        }
     }
 
     /// The first tick at or after `moment`, but none before `due`.

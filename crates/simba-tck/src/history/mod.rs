@@ -43,6 +43,11 @@ pub enum What {
         /// When it stopped being valid, on the shared clock: at its deadline at the latest.
         valid_until: Duration,
     },
+    /// A tenure that had been lost was valid again.
+    Revived {
+        /// Its token.
+        token: FencingToken,
+    },
     /// Work under the mutex began.
     WorkStarted {
         /// Under which token.
@@ -54,6 +59,8 @@ pub enum What {
     Tick {
         /// Under which token.
         token: FencingToken,
+        /// How far apart its ticks are meant to be, at a fixed rate.
+        period: Duration,
     },
     /// The process stands still until the next [`What::Resumed`].
     Paused,

@@ -29,9 +29,10 @@ fn describe(what: &What) -> String {
         What::Lost { loss, valid_until } => {
             format!("lost: {loss}; was valid until {:.6} s", valid_until.as_secs_f64())
         }
+        What::Revived { token } => format!("valid again under token {token}"),
         What::WorkStarted { token } => format!("work starts under token {token}"),
         What::WorkEnded => "work ends".into(),
-        What::Tick { token } => format!("tick under token {token}"),
+        What::Tick { token, .. } => format!("tick under token {token}"),
         What::Paused => "process stands still".into(),
         What::Resumed => "process goes on".into(),
         What::Crashed => "process is killed".into(),
