@@ -11,6 +11,7 @@ Chores:
   test --quick     run what belongs before every commit, in a few minutes
   servers up       start the test servers and print where they are
   servers down     stop them
+  sim --seeds N    simulate N seeds; SIMBA_SEED=n cargo xtask sim replays one and prints it
   bench            run the benchmarks
   bench --quick    run a short version of them
 
@@ -27,6 +28,7 @@ pub(crate) enum Chore {
     Test { quick: bool },
     ServersUp,
     ServersDown,
+    Sim { seeds: u64 },
     Bench { quick: bool },
 }
 
@@ -39,6 +41,12 @@ pub(crate) fn parse(words: &[&str]) -> Result<Chore, String> {
         [] | ["help"] => Ok(Chore::Help),
         ["test", rest @ ..] => quick("test", rest).map(|quick| Chore::Test { quick }),
         ["bench", rest @ ..] => quick("bench", rest).map(|quick| Chore::Bench { quick }),
+        ["sim"] => Ok(Chore::Sim { seeds: 1_000 }),
+        ["sim", "--seeds", seeds] => match seeds.parse() {
+            Ok(seeds) => Ok(Chore::Sim { seeds }),
+            Err(_) => Err(format!("`--seeds` takes a number, not `{seeds}`")),
+        },
+        ["sim", ..] => Err("`sim` takes nothing but `--seeds N`".to_owned()),
         ["servers", "up"] => Ok(Chore::ServersUp),
         ["servers", "down"] => Ok(Chore::ServersDown),
         ["servers", ..] => Err("`servers` takes one word, `up` or `down`".to_owned()),
@@ -64,6 +72,7 @@ mod tests {
         assert_eq!(parse(&["test", "--quick"]), Ok(Chore::Test { quick: true }));
         assert_eq!(parse(&["servers", "up"]), Ok(Chore::ServersUp));
         assert_eq!(parse(&["servers", "down"]), Ok(Chore::ServersDown));
+        assert_eq!(parse(&["sim", "--seeds", "7"]), Ok(Chore::Sim { seeds: 7 }));
         assert_eq!(parse(&["bench"]), Ok(Chore::Bench { quick: false }));
         assert_eq!(parse(&["bench", "--quick"]), Ok(Chore::Bench { quick: true }));
     }
@@ -77,7 +86,13 @@ mod tests {
 
     #[test]
     fn an_unknown_word_is_named() {
-        for words in [&["tset"][..], &["tset", "--quick"], &["test", "tset"], &["bench", "--quick", "tset"]] {
+        for words in [
+            &["tset"][..],
+            &["sim", "--seeds", "tset"],
+            &["tset", "--quick"],
+            &["test", "tset"],
+            &["bench", "--quick", "tset"],
+        ] {
             assert!(parse(words).unwrap_err().contains("tset"), "{words:?}");
         }
     }

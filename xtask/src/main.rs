@@ -7,6 +7,7 @@ mod bench;
 mod deny;
 mod examples;
 mod servers;
+mod simulation;
 mod step;
 mod test;
 mod workspace;
@@ -39,6 +40,7 @@ fn perform(chore: Chore) -> Result<()> {
         Chore::Test { quick } => test::test(&Workspace::find()?, quick)?,
         Chore::ServersUp => print_exports(&servers::up(&Workspace::find()?)?),
         Chore::ServersDown => servers::down(&Workspace::find()?)?,
+        Chore::Sim { seeds } => simulation::sweep(&Workspace::find()?, seeds)?,
         Chore::Bench { quick } => bench::bench(&Workspace::find()?, quick)?,
     }
     Ok(())

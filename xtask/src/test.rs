@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::step::{self, Step, Verdict};
 use crate::workspace::Workspace;
-use crate::{deny, examples};
+use crate::{deny, examples, simulation};
 
 const STEPS: &[Step] = &[
     Step { name: "fmt", quick: true, run: fmt },
@@ -13,6 +13,8 @@ const STEPS: &[Step] = &[
     Step { name: "tests", quick: true, run: tests },
     Step { name: "doctests", quick: true, run: doctests },
     Step { name: "examples", quick: true, run: examples::run_all },
+    Step { name: "simulation", quick: true, run: simulation::step },
+    Step { name: "seeded bugs", quick: false, run: simulation::prove },
     Step { name: "docs", quick: false, run: docs },
     Step { name: "deny", quick: false, run: deny::check },
     Step { name: "msrv", quick: false, run: msrv },

@@ -1,4 +1,50 @@
-//! Simba core.
+//! A distributed mutex, leader election and leader-gated scheduling, on the store that a team already runs.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> simba_core::Result<()> {
+//! use simba_core::{MemoryBackend, Simba};
+//!
+//! let simba = Simba::new(MemoryBackend::new());
+//! let guard = simba.locker("orders").lock().await?;
+//! println!("ours, with token {}", guard.token());
+//! guard.release().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it promises, and what not
+//!
+//! At most one *valid* holder of a mutex at any instant, as long as clocks run at the same rate within a margin
+//! and the store keeps its writes. Validity is a deadline: [`Guard::is_held`] and [`Tenure::is_held`] read a
+//! clock that goes on through suspend. A holder learns of a loss before another can hold, in two steps:
+//! [`Tenure::expiring`], then [`Tenure::lost`], on time while the store hangs.
+//!
+//! No lease covers a pause between the check and the write. For that there is a [`FencingToken`] with every
+//! tenure, which grows with every acquisition: hand it to the resource, and let that refuse smaller ones.
+//!
+//! # What to use when
+//!
+//! | you want to | use |
+//! |---|---|
+//! | run code on one machine at a time | [`Simba::locker`] → [`Locker`] → [`Guard`] |
+//! | lead, and be told when you do not | [`Simba::contend`] → [`Contention`], [`Contender`], [`Tenure`] |
+//! | run a job on the leader only | [`Simba::scheduler`] → [`Scheduler`], [`Schedule`], [`Job`] |
+//! | know who leads without taking part | [`Simba::observe`] → [`Observer`], [`View`] |
+//! | the same without async | [`blocking`] |
+//! | list, read, evict, probe | [`Simba::operate`] → [`Operate`] |
+//! | bring your own store | [`Backend`] and [`Session`] |
+//!
+//! # Runtime
+//!
+//! The engine runs on tokio: on the runtime of the caller, or on one given to [`SimbaBuilder::runtime`]. Every
+//! future handed to users only listens; dropping one neither leaks a mutex nor frees one that is in use.
+//!
+//! # Features
+//!
+//! | feature | default | what |
+//! |---|---|---|
+//! | `cron` | yes | `Schedule::cron`, with time zones |
 
 pub mod backend;
 pub mod blocking;
