@@ -258,3 +258,210 @@ impl Machine {
         self.pacing.lease()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(ms: u64) -> Moment {
+        Moment::ZERO + Duration::from_millis(ms)
+    }
+
+    fn id(name: &str) -> ContenderId {
+        ContenderId::new(name).unwrap()
+    }
+
+    /// ttl 600 ms, transition 400 ms: expiring at 790 ms, deadline at 990 ms.
+    fn machine() -> Machine {
+        let lease = Lease::new(Duration::from_millis(600), Duration::from_millis(400)).unwrap();
+        Machine::new(id("me"), lease, None, at(0))
+    }
+
+    fn ownership(owner: &str, token: u64) -> Ownership {
+        Ownership::new(id(owner), Some(FencingToken::new(token)), Duration::from_secs(1))
+    }
+
+    fn ours(token: u64) -> Answer {
+        Answer::Ours(ownership("me", token))
+    }
+
+    fn ask(machine: &mut Machine, sent: u64, now: u64, answer: &Answer) -> Step {
+        let (prior, _) = machine.send(at(sent));
+        machine.observed(at(sent), prior, at(now), answer, 0.0)
+    }
+
+    fn held(token: u64) -> Machine {
+        let mut machine = machine();
+        assert!(matches!(ask(&mut machine, 0, 10, &ours(token)), Step::Acquired(_)));
+        machine
+    }
+
+    #[test]
+    fn the_deadline_counts_from_before_the_request() {
+        let mut machine = machine();
+        let Step::Acquired(grant) = ask(&mut machine, 100, 400, &ours(1)) else { panic!() };
+        assert_eq!(grant.deadline, at(1_090));
+        assert_eq!(machine.due(), at(500), "renewal at two thirds of the ttl");
+    }
+
+    #[test]
+    fn a_renewal_keeps_the_token_and_moves_the_deadline() {
+        let mut machine = held(1);
+        let Step::Renewed(grant) = ask(&mut machine, 400, 410, &ours(1)) else { panic!() };
+        assert_eq!((grant.token.get(), grant.deadline), (1, at(1_390)));
+    }
+
+    #[test]
+    fn a_failure_is_neither_a_loss_nor_a_renewal() {
+        let mut machine = held(1);
+        machine.send(at(400));
+        machine.failed(at(600), true, 0.0);
+        assert!(machine.is_holding());
+        assert!(!machine.expired(at(989)) && machine.expired(at(990)));
+    }
+
+    #[test]
+    fn what_expired_comes_back_as_lapsed_only() {
+        let mut machine = held(7);
+        let (prior, _) = machine.send(at(400));
+        assert_eq!(prior, Prior::Held);
+        assert!(machine.expired(at(1_000)));
+        // The answer to the renewal comes after all.
+        assert_eq!(machine.observed(at(400), prior, at(1_001), &ours(7), 0.0), Step::Keep);
+        assert_eq!(machine.send(at(1_001)).0, Prior::Lapsed(FencingToken::new(7)));
+        assert!(matches!(
+            machine.observed(at(1_001), Prior::Unknown, at(1_002), &ours(8), 0.0),
+            Step::Acquired(_)
+        ));
+    }
+
+    #[test]
+    fn another_s_answer_is_a_loss_that_names_it() {
+        let step = ask(&mut held(1), 400, 410, &Answer::Held(ownership("other", 2)));
+        assert_eq!(step, Step::Lost(Loss::TakenBy(id("other"))));
+        assert_eq!(ask(&mut held(1), 400, 410, &Answer::Vacant), Step::Lost(Loss::Vanished));
+    }
+
+    #[test]
+    fn a_new_token_in_a_renewal_is_a_new_tenure() {
+        assert!(matches!(ask(&mut held(1), 400, 410, &ours(2)), Step::Replaced(Loss::Vanished, _)));
+    }
+
+    #[test]
+    fn our_id_is_a_stranger_s_until_a_call_of_ours_may_have_won() {
+        let twin = Answer::Held(ownership("me", 1));
+        assert_eq!(ask(&mut machine(), 0, 1, &twin), Step::Duplicate);
+        let mut machine = machine();
+        machine.send(at(0));
+        machine.failed(at(200), true, 0.0);
+        assert_eq!(ask(&mut machine, 300, 301, &Answer::Held(ownership("other", 1))), Step::Keep);
+        assert_eq!(machine.send(at(400)).0, Prior::Unknown, "the first call may still arrive and win");
+    }
+
+    #[test]
+    fn an_answer_with_too_little_left_is_no_tenure() {
+        assert_eq!(ask(&mut machine(), 0, 790, &ours(1)), Step::TooLate);
+    }
+
+    #[test]
+    fn the_longest_hold_ends_the_tenure_whatever_is_granted() {
+        let lease = *machine().lease();
+        let mut machine = Machine::new(id("me"), lease, Some(Duration::from_millis(1_500)), at(0));
+        ask(&mut machine, 0, 1, &ours(1));
+        ask(&mut machine, 400, 401, &ours(1));
+        ask(&mut machine, 800, 801, &ours(1));
+        assert_eq!(machine.due(), at(1_200), "the renewal");
+        ask(&mut machine, 1_200, 1_201, &ours(1));
+        assert!(!machine.expired(at(1_499)) && machine.expired(at(1_500)));
+    }
+
+    #[test]
+    fn no_hint_shortens_a_cooldown() {
+        let mut machine = held(1);
+        machine.released(at(60_000));
+        machine.hinted(at(20));
+        assert_eq!(machine.due(), at(60_000));
+    }
+
+    #[test]
+    fn a_release_is_bound_to_the_token_where_it_is_sure() {
+        let mut machine = held(5);
+        machine.send(at(400));
+        assert_eq!(machine.token(), Some(FencingToken::new(5)), "a renewal changes no token");
+        machine.forget(at(500));
+        assert_eq!(machine.token(), None, "a call without an answer may have");
+    }
+
+    /// What a store, a network and a clock can do to a machine.
+    #[derive(Clone, Debug)]
+    enum Happening {
+        Answered(u8, u64),
+        Failed(bool),
+        Hint,
+        Time(u64),
+    }
+
+    fn happening() -> impl Strategy<Value = Happening> {
+        prop_oneof![
+            (0u8..4, 0u64..1_500).prop_map(|(answer, took)| Happening::Answered(answer, took)),
+            any::<bool>().prop_map(Happening::Failed),
+            Just(Happening::Hint),
+            (0u64..2_000).prop_map(Happening::Time),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn tenures_alternate_and_end_in_time(happenings in prop::collection::vec(happening(), 1..60), roll in 0.0..1.0) {
+            let (mut machine, mut now, mut token, mut held) = (machine(), 0, 1, None::<Moment>);
+            for happening in happenings {
+                if machine.expired(at(now)) {
+                    prop_assert!(held.take().is_some_and(|deadline| at(now) >= deadline));
+                }
+                match happening {
+                    Happening::Answered(kind, took) => {
+                        let sent = now;
+                        let (prior, limit) = machine.send(at(sent));
+                        prop_assert!(limit <= Duration::from_millis(200));
+                        now += took;
+                        let answer = match kind {
+                            0 => ours(token),
+                            1 => { token += 1; ours(token) }
+                            2 => Answer::Held(ownership("other", token)),
+                            _ => Answer::Vacant,
+                        };
+                        if machine.expired(at(now)) {
+                            held = None;
+                        }
+                        match machine.observed(at(sent), prior, at(now), &answer, roll) {
+                            Step::Acquired(grant) => {
+                                prop_assert!(held.is_none() && grant.deadline > at(now));
+                                prop_assert!(grant.deadline < at(sent) + Duration::from_secs(1));
+                                held = Some(grant.deadline);
+                            }
+                            Step::Renewed(grant) | Step::Replaced(_, grant) => {
+                                prop_assert!(held.is_some());
+                                held = Some(grant.deadline);
+                            }
+                            Step::Lost(_) => prop_assert!(held.take().is_some()),
+                            Step::Keep | Step::TooLate => prop_assert!(held.is_none()),
+                            Step::Duplicate => prop_assert!(false, "nobody has our id"),
+                        }
+                    }
+                    Happening::Failed(transient) => {
+                        machine.send(at(now));
+                        machine.failed(at(now), transient, roll);
+                    }
+                    Happening::Hint => machine.hinted(at(now)),
+                    Happening::Time(ms) => now += ms,
+                }
+                prop_assert_eq!(machine.is_holding(), held.is_some());
+                prop_assert!(held.is_none_or(|deadline| machine.due() <= deadline));
+            }
+        }
+    }
+}
