@@ -48,7 +48,8 @@ pub trait Contender: Send + 'static {
     /// The mutex was gained; `state` is the change of owners.
     fn on_acquired(&mut self, tenure: &Tenure, state: &MutexState) -> impl Future<Output = ()> + Send;
 
-    /// The tenure is over, or its end is announced: stop what depends on it before returning.
+    /// The tenure is over, or its end is announced and the work under [`Tenure::run`] has ended: stop what
+    /// else depends on it before returning.
     fn on_released(&mut self, tenure: &Tenure, state: &MutexState) -> impl Future<Output = ()> + Send;
 }
 
@@ -163,7 +164,7 @@ impl Contention {
             min_hold: Duration::ZERO,
         };
         // A stop that is not through goes first.
-        Driver::start(&self.core, order, &link, running.take().map(|running| running.link.clone()))?;
+        Driver::start(&self.core, order, &link, running.as_ref().map(|running| running.link.clone()))?;
         if let Some(contender) = &self.contender {
             self.core.spawn_detached(dispatch(Arc::clone(contender), link.clone()))?;
         }
@@ -210,7 +211,10 @@ impl Contention {
     pub async fn acquired(&self) -> Result<Tenure> {
         let closed = || Error::new(ErrorKind::Closed, "the contention is not running: start it first");
         let Some(link) = self.link() else { return Err(closed()) };
-        link.acquired().await.map_err(|outcome| outcome.err().unwrap_or_else(closed))
+        link.acquired().await.map_err(|outcome| match outcome {
+            Err(error) if !link.is_stopped() => error,
+            _ => closed(),
+        })
     }
 
     /// Where it stands.
@@ -334,9 +338,10 @@ async fn dispatch(contender: SharedContender, link: Link) {
     let mut last = None;
     while let Some((tenure, state)) = link.next(last.as_ref()).await {
         // A graceful end waits for this work, so the mutex is freed after `on_released` only.
-        if let Some(_work) = tenure.begin() {
+        if let Some(work) = tenure.begin() {
             reported(&tenure, async { contender.acquired(&tenure, &state).await }).await;
             tenure.closing().await;
+            work.alone().await;
             let state = MutexState::new(state.after, other_owner(&link, &tenure));
             reported(&tenure, async { contender.released(&tenure, &state).await }).await;
         }

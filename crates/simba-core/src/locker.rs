@@ -208,7 +208,12 @@ impl Locker {
         if let Some(error) = link.error() {
             return error;
         }
-        let error = self.about(Error::new(ErrorKind::Timeout, format!("not acquired within {timeout:?}")));
+        // A timeout says that another holds the mutex, which only an answer can tell.
+        let (kind, message) = match link.is_answered() {
+            true => (ErrorKind::Timeout, format!("not acquired within {timeout:?}")),
+            false => (ErrorKind::Unavailable, format!("the store did not answer within {timeout:?}")),
+        };
+        let error = self.about(Error::new(kind, message));
         match link.owner().id {
             Some(holder) => error.with_holder(holder),
             None => error,

@@ -19,7 +19,8 @@ impl Wake for Unpark {
 /// Enough for the futures that this crate hands out: they only listen, to timers and to tasks that run
 /// elsewhere. Unlike a runtime's `block_on` it works on any thread.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
+    // On a runtime's thread the task around us may have no budget left, and never gets more while we wait.
+    let mut future = pin!(tokio::task::unconstrained(future));
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
     loop {

@@ -364,6 +364,17 @@ pub(crate) struct Work {
     tenure: Tenure,
 }
 
+impl Work {
+    /// Completes when no other work is under way, or the tenure is over.
+    pub(crate) async fn alone(&self) {
+        tokio::select! {
+            biased;
+            () = self.tenure.inner.state.until(|state| (state.work <= 1).then_some(())) => {}
+            _ = self.tenure.lost() => {}
+        }
+    }
+}
+
 impl Drop for Work {
     fn drop(&mut self) {
         self.tenure.inner.state.update(|state| state.work -= 1);

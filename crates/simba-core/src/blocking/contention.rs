@@ -13,7 +13,8 @@ pub trait Contender: Send + 'static {
     /// The mutex was gained.
     fn on_acquired(&mut self, tenure: &Tenure, state: &MutexState);
 
-    /// The tenure is over, or its end is announced: stop what depends on it before returning.
+    /// The tenure is over, or its end is announced and the work under it has ended: stop what else depends on
+    /// it before returning.
     fn on_released(&mut self, tenure: &Tenure, state: &MutexState);
 }
 

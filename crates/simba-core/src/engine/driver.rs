@@ -125,8 +125,9 @@ impl Driver {
     /// One call to the store, and what follows from its answer.
     async fn attempt(&mut self) -> Result<Flow> {
         self.lose_expired()?;
+        let began = self.core.clock.now();
         if let Err(error) = self.open().await {
-            return self.failed(error);
+            return self.failed(began, error);
         }
         let sent = self.core.clock.now();
         let (prior, limit) = self.machine.send(sent);
@@ -138,7 +139,7 @@ impl Driver {
         }
         match answer {
             Ok(answer) => self.answered(sent, prior, &answer),
-            Err(error) => self.failed(error),
+            Err(error) => self.failed(began, error),
         }
     }
 
@@ -179,7 +180,7 @@ impl Driver {
                 self.lose(loss, MutexOwner::none())?;
                 self.acquire(grant, owner);
             }
-            Step::TooLate => return self.failed(too_late()),
+            Step::TooLate => return self.failed(sent, too_late()),
             // A twin that is gone leaves its lease behind; one that lives keeps us out for good.
             Step::Duplicate => {
                 self.link.saw(owner);
@@ -191,21 +192,26 @@ impl Driver {
     }
 
     /// A failed call is neither a loss nor a renewal. What it ends is the patience of a waiter.
-    fn failed(&mut self, error: Error) -> Result<Flow> {
+    fn failed(&mut self, began: Moment, error: Error) -> Result<Flow> {
         let error = error.with_backend(self.core.backend.name()).with_mutex(&self.order.mutex);
         let now = self.core.clock.now();
-        let since = *self.failing_since.get_or_insert(now);
+        let since = *self.failing_since.get_or_insert(began);
         tracing::debug!(mutex = %self.order.mutex, contender = %self.machine.me(), %error, "call failed");
         let gives_up = match self.order.mode {
             _ if self.machine.is_holding() => false,
             Mode::Try => true,
-            Mode::Once(patience) => !error.is_transient() || now - since >= patience,
+            // A call that began before the patience was over may have missed the end of the fault.
+            Mode::Once(patience) => !error.is_transient() || began - since >= patience,
             Mode::Forever => false,
         };
         if gives_up {
             return Err(error);
         }
         self.machine.failed(now, error.is_transient(), self.random.f64());
+        if let (Mode::Once(patience), false) = (self.order.mode, self.machine.is_holding()) {
+            // The last try is not slept away.
+            self.machine.due_by(since + patience);
+        }
         if let (true, Some(tenure)) = (seeded::on(Bug::FailureRenews), &self.tenure) {
             tenure.extend(now + self.order.lease.total());
         }

@@ -32,6 +32,8 @@ struct Shared {
     tenure: Option<(Tenure, MutexState)>,
     state: MutexState,
     error: Option<Error>,
+    /// The store has answered at least once.
+    answered: bool,
     /// No tenure comes any more.
     outcome: Option<Result<()>>,
     /// Nothing of the driver is left at the store either.
@@ -46,6 +48,7 @@ impl Link {
             tenure: None,
             state: MutexState::none(),
             error: None,
+            answered: false,
             outcome: None,
             done: None,
         };
@@ -118,6 +121,16 @@ impl Link {
 
     pub(crate) fn owner(&self) -> MutexOwner {
         self.shared.read(|shared| shared.state.after.clone())
+    }
+
+    /// Whether the store has answered at least once.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.shared.read(|shared| shared.answered)
+    }
+
+    /// Whether the handle asked for the end, reached or not.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.wish() == Wish::Stop
     }
 
     pub(crate) fn error(&self) -> Option<Error> {
@@ -206,6 +219,7 @@ impl Link {
 
 impl Shared {
     fn saw(&mut self, owner: MutexOwner) -> Option<MutexState> {
+        self.answered = true;
         let owner = owner.since(&self.state.after);
         let before = std::mem::replace(&mut self.state.after, owner);
         if before.id == self.state.after.id {

@@ -193,6 +193,11 @@ impl Machine {
         }
     }
 
+    /// Makes the next call due at `at` at the latest.
+    pub(crate) fn due_by(&mut self, at: Moment) {
+        self.due = self.due.min(at);
+    }
+
     /// Whether the deadline has passed. From then on the store may have what we have no more.
     pub(crate) fn expired(&mut self, now: Moment) -> bool {
         let expired = self.held.is_some_and(|held| now >= held.deadline) && !seeded::on(Bug::NoDeadline);

@@ -76,7 +76,7 @@ impl Pacing {
 
     /// A waiter's pause while another holds for `remaining`: to the end of that lease, at most one poll.
     pub(crate) fn wait(&self, remaining: Duration, roll: f64) -> Duration {
-        let poll = self.lease.poll().mul_f64(0.9 + roll / 5.0);
+        let poll = self.lease.poll().mul_f64(0.9 + roll / 10.0);
         let end = remaining.saturating_add((self.lease.total() / 50).mul_f64(roll));
         end.min(poll).max(FLOOR)
     }
@@ -205,7 +205,7 @@ mod tests {
             lease in any_lease(), n in 0u32..1000, ms in 0u64..u64::MAX, roll in 0.0..1.0,
         ) {
             let pacing = Pacing::new(lease);
-            let ceiling = (lease.poll() * 11 / 10).max(FLOOR);
+            let ceiling = lease.poll().max(FLOOR);
             for delay in [pacing.wait(Duration::from_millis(ms), roll), pacing.wait_vacant(n, roll)] {
                 prop_assert!(delay >= FLOOR && delay <= ceiling);
             }

@@ -43,6 +43,8 @@ pub struct Lease {
 
 /// Below this, scheduling noise decides who holds.
 const MIN_TTL: Duration = Duration::from_millis(20);
+/// A fifth of the shortest ttl: with less there is no time to stop.
+const MIN_TRANSITION: Duration = Duration::from_millis(4);
 /// A typing error must not lock a mutex for a month.
 const MAX_TOTAL: Duration = Duration::from_secs(24 * 3600);
 /// Even a forced lease must fit the stores' millisecond columns with room to spare.
@@ -76,7 +78,7 @@ impl Lease {
         Ok(lease)
     }
 
-    /// Like [`new`](Self::new) without its advice: any `transition` from 5 ms, up to a year in all.
+    /// Like [`new`](Self::new) without its advice: any `transition` from 4 ms, up to a year in all.
     ///
     /// # Errors
     ///
@@ -88,6 +90,11 @@ impl Lease {
         let total = ttl.checked_add(transition).filter(|total| *total <= MAX_FORCED).ok_or_else(|| {
             Error::invalid(format!("ttl {ttl:?} + transition {transition:?} is over a year: take less"))
         })?;
+        if transition < MIN_TRANSITION {
+            return Err(Error::invalid(format!(
+                "a transition of {transition:?} is too short: take at least {MIN_TRANSITION:?}"
+            )));
+        }
         let margin = (total / 100).max(MIN_MARGIN);
         let lease = Self { ttl, transition, renew_at: ttl / 3 * 2, grace: transition / 2, margin, poll: ttl };
         lease.checked()
@@ -107,8 +114,12 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if *expiring* would come before the renewal.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is zero, or *expiring* would come before the
+    /// renewal.
     pub fn with_grace(self, grace: Duration) -> Result<Self> {
+        if grace.is_zero() {
+            return Err(Error::invalid("a grace of zero leaves the work no time to stop: take at least 1ms"));
+        }
         Self { grace, ..self }.checked()
     }
 
@@ -241,6 +252,8 @@ mod tests {
         assert!(Lease::forced(ms(100), ms(5)).is_ok(), "forced waives the advice alone");
         assert!(refusal(lease.with_renew_at(ms(0))).contains("after 0"));
         assert!(refusal(lease.with_renew_at(ms(10_000))).contains("before the ttl"));
+        assert!(refusal(Lease::forced(ms(100), ms(3))).contains("at least 4ms"));
+        assert!(refusal(lease.with_grace(ms(0))).contains("grace of zero"));
         assert!(refusal(lease.with_grace(ms(10_000))).contains("too late"));
         assert!(refusal(lease.with_grace(Duration::MAX)).contains("shorten the grace"));
         assert!(refusal(lease.with_margin(ms(0))).contains("margin of zero"));
