@@ -376,9 +376,11 @@ impl Guard {
         self.work = None;
         self.attempt.link.stop();
         let freed = self.attempt.link.done().await;
-        match loss {
-            None | Some(Loss::Released) => freed,
-            Some(_) => Err(lost(&self.tenure)),
+        match (loss, freed) {
+            (None | Some(Loss::Released), freed) => freed,
+            // The runtime ended: that says more than what it did to the tenure.
+            (_, Err(error)) if error.kind() == ErrorKind::Closed => Err(error),
+            _ => Err(lost(&self.tenure)),
         }
     }
 }

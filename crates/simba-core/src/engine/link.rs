@@ -211,6 +211,7 @@ impl Link {
     /// The driver has left the store.
     pub(crate) fn finish(&self, left: Result<()>) {
         self.shared.update(|shared| {
+            shared.error = left.as_ref().err().cloned().or_else(|| shared.error.take());
             let outcome = shared.outcome.clone().unwrap_or(Ok(()));
             shared.done = Some(outcome.and(left));
         });

@@ -42,7 +42,7 @@ struct Row {
 
 struct Owner {
     id: ContenderId,
-    /// Who took or adopted it. The id alone may be a twin's.
+    /// Another session of the same id is a stranger, whatever it believes to have.
     session: SessionId,
     until: Moment,
     ttl_until: Moment,
@@ -79,10 +79,10 @@ impl Store {
         let row = rows.entry(claim.mutex.clone()).or_default();
         row.expire(now);
         let took = match prior {
-            Prior::Lapsed(token) if row.is_of(session, claim, prior) && row.token == token.get() => {
+            Prior::Lapsed(token) if row.is_of(session) && row.token == token.get() => {
                 row.acquire(session, claim, now, self.clock.wall())
             }
-            _ if row.is_of(session, claim, prior) => row.renew(session, claim, now),
+            _ if row.is_of(session) => row.renew(claim, now),
             _ if row.owner.is_some() || !row.is_turn_of(session) => row.queue(session, claim, now),
             _ => {
                 row.leave(session);
@@ -194,12 +194,8 @@ impl Row {
         self.waiters.retain(|waiter| waiter.until > now);
     }
 
-    /// Whether the owner is this session, or may be one before it under the same id.
-    fn is_of(&self, session: SessionId, claim: &Claim, prior: Prior) -> bool {
-        let adopts = matches!(prior, Prior::Unknown | Prior::Lapsed(_));
-        self.owner.as_ref().is_some_and(|owner| {
-            prior != Prior::Nothing && (owner.session == session || (adopts && owner.id == claim.contender))
-        })
+    fn is_of(&self, session: SessionId) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.session == session)
     }
 
     fn is_turn_of(&self, session: SessionId) -> bool {
@@ -213,12 +209,11 @@ impl Row {
         self.token = (self.token + 1).max(floor);
         let id = claim.contender.clone();
         self.owner = Some(Owner { id, session, until: now, ttl_until: now, since });
-        self.renew(session, claim, now)
+        self.renew(claim, now)
     }
 
-    fn renew(&mut self, session: SessionId, claim: &Claim, now: Moment) -> bool {
+    fn renew(&mut self, claim: &Claim, now: Moment) -> bool {
         if let Some(owner) = &mut self.owner {
-            owner.session = session;
             owner.until = now + claim.lease.total();
             owner.ttl_until = now + claim.lease.ttl();
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 
 use super::schedule::{Next, Schedule};
-use crate::contention::Contention;
+use crate::contention::{Contention, Status};
 use crate::error::{Error, Result};
 use crate::seeded::{self, Bug};
 use crate::tenure::Tenure;
@@ -153,6 +153,18 @@ impl Job {
     /// Only listens.
     pub async fn acquired(&self) -> Result<Tenure> {
         self.contention.acquired().await
+    }
+
+    /// The current tenure, if this contender leads.
+    #[must_use]
+    pub fn tenure(&self) -> Option<Tenure> {
+        self.contention.tenure()
+    }
+
+    /// Where the contention behind the schedule stands.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.contention.status()
     }
 
     /// The leader as last seen, this contender or another.

@@ -1,7 +1,7 @@
 //! The prover proved: every deliberate bug must be caught by the checker that is there for it.
 //!
 //! Bugs of the engine are built in with `--cfg simba_bugs`; bugs of a store are types of this test.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
 mod store;
 

@@ -1,0 +1,153 @@
+//! What crosses threads: the auto traits of every public type, and of the future of every public async
+//! method. All is decided at compile time; a change of any of them is a breaking change and stops here.
+
+use std::future::{Future, Ready};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use simba_core::operate::{EvictIf, Eviction, Finding, MutexRecord, Probe};
+use simba_core::{
+    Answer, Backend, Claim, Clock, ConnectUrl, ContenderId, Contention, Demand, Error, ErrorKind,
+    FencingToken, Guard, Host, Hub, Intent, Job, Lease, Listener, Locker, Loss, MemoryBackend, Moment,
+    MutexName, MutexOwner, MutexState, Observer, Operate, Ownership, Prior, Progress, Schedule, Scheduler,
+    Session, Simba, SimbaBuilder, Status, SystemClock, Tenure, TokioClock, View, blocking, clock,
+};
+
+/// Any value of a type.
+fn value<T>() -> T {
+    unreachable!("nothing here is run")
+}
+
+/// Refuses to compile if the type has the trait: then both implementations apply and `item` is ambiguous.
+macro_rules! assert_not {
+    ($value:expr, $($trait:tt)+) => {{
+        trait Ambiguous<A> {
+            fn item(&self) {}
+        }
+        struct Twice;
+        impl<T: ?Sized> Ambiguous<()> for T {}
+        impl<T: ?Sized + $($trait)+> Ambiguous<Twice> for T {}
+        Ambiguous::item(&$value);
+    }};
+}
+
+fn full<T: Send + Sync + Unpin + 'static>() {}
+fn send<T: Send + Unpin + 'static>() {}
+fn sent<F: Future + Send>(_: &F) {}
+fn shared<F: Future + Send + Sync>(_: &F) {}
+
+macro_rules! types {
+    ($($kind:ident: $($type:ty),+;)+) => {
+        const _: fn() = || { $($($kind::<$type>();)+)+ };
+    };
+}
+
+types! {
+    // The levels of use.
+    full: Simba, SimbaBuilder, Locker, Guard, Contention, Status, Scheduler, Schedule, Job, Progress, Observer, View;
+    full: Tenure, Loss, Error, ErrorKind;
+    // Values.
+    full: ContenderId, FencingToken, Lease, MutexName, MutexOwner, MutexState, ConnectUrl, Host;
+    // Backends.
+    full: MemoryBackend, Arc<dyn Backend>, Box<dyn Backend>, Answer, Claim, Intent, Ownership, Prior;
+    full: MutexRecord, EvictIf, Eviction, Probe, Finding, &'static dyn Operate;
+    full: Hub<MutexName>, Listener<MutexName>, Demand<MutexName>;
+    // Time.
+    full: Moment, SystemClock, TokioClock, Arc<dyn Clock>;
+    // Without a runtime.
+    full: blocking::Simba, blocking::Locker, blocking::Guard, blocking::Contention, blocking::Observer;
+    full: blocking::Scheduler, blocking::Job;
+    // One caller at a time.
+    send: Box<dyn Session>, clock::Sleep;
+}
+
+const _: fn() = || {
+    assert_not!(value::<Box<dyn Session>>(), Sync);
+    assert_not!(value::<clock::Sleep>(), Sync);
+    // One guard at a time, and a guard is the only one.
+    assert_not!(value::<Locker>(), Clone);
+    assert_not!(value::<Guard>(), Clone);
+    assert_not!(value::<Contention>(), Clone);
+    assert_not!(value::<Job>(), Clone);
+    assert_not!(value::<Observer>(), Clone);
+};
+
+/// Futures that go anywhere: they may be sent, shared, and must be pinned.
+macro_rules! futures {
+    ($($kind:ident: $($future:expr),+;)+) => {
+        const _: fn() = || { $($({
+            let future = $future;
+            $kind(&future);
+            assert_not!(future, Unpin);
+        })+)+ };
+    };
+}
+
+futures! {
+    shared: value::<&Contention>().stop(), value::<&Contention>().acquired();
+    shared: value::<&Job>().stop(), value::<&mut Observer>().changed(), value::<Guard>().release();
+    shared: value::<&Locker>().lock(), value::<&Locker>().try_lock();
+    shared: value::<&Hub<MutexName>>().demand(), value::<&mut Listener<MutexName>>().rung();
+    // These wait on a clock, whose sleeps have one poller.
+    sent: value::<&Locker>().lock_timeout(value::<Duration>()), value::<&Simba>().shutdown();
+    sent: value::<&Tenure>().expiring(), value::<&Tenure>().lost();
+    sent: value::<&Guard>().expiring(), value::<&Guard>().lost();
+    // Work makes its future what it is itself.
+    sent: value::<&Tenure>().run(value::<Ready<()>>()), value::<&Guard>().run(value::<Ready<()>>());
+}
+
+const _: fn() = || {
+    let (tenure, guard) = (value::<&Tenure>(), value::<&Guard>());
+    assert_not!(tenure.run(value::<Ready<Rc<()>>>()), Send);
+    assert_not!(guard.run(value::<Ready<Rc<()>>>()), Send);
+};
+
+// What a backend hands out goes to whatever thread the engine runs on.
+const _: fn() = || {
+    fn boxed<F: Future + Send + Unpin>(_: &F) {}
+    boxed(&value::<&dyn Backend>().open(value()));
+    boxed(&value::<&dyn Backend>().close());
+    boxed(&value::<&mut dyn Session>().contend(value()));
+    boxed(&value::<&mut dyn Session>().inspect());
+    boxed(&value::<&mut dyn Session>().release(None));
+    boxed(&value::<&mut dyn Session>().changed());
+    boxed(&value::<&dyn Operate>().list());
+    boxed(&value::<&dyn Operate>().read(value()));
+    boxed(&value::<&dyn Operate>().evict(value(), value()));
+    boxed(&value::<&dyn Operate>().probe());
+    boxed(&value::<&dyn Operate>().apply_schema());
+    boxed(&value::<&dyn Clock>().sleep_until(value()));
+};
+
+// An error goes where errors go.
+const _: fn() = || {
+    fn error<E: std::error::Error + Send + Sync + 'static>() {}
+    error::<Error>();
+    let _: Box<dyn std::error::Error + Send + Sync> = value::<Error>().into();
+};
+
+/// A handle moves to another thread of a runtime with everything that was made from it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_works_from_another_thread() {
+    let simba = Simba::new(MemoryBackend::new());
+    let (locker, contention) = (simba.locker("a"), simba.contend("b"));
+    let mut observer = simba.observe("a").unwrap();
+    let job = simba
+        .scheduler("c")
+        .start(Schedule::fixed_rate(Duration::from_secs(1)).unwrap(), |_| async { Ok::<(), Error>(()) });
+    let elsewhere = tokio::spawn(async move {
+        let guard = locker.lock().await.unwrap();
+        contention.start().unwrap();
+        let tenure = contention.acquired().await.unwrap();
+        let leading = job.as_ref().unwrap().acquired().await.unwrap();
+        observer.changed().await.unwrap();
+        assert!(guard.is_held() && tenure.is_held() && leading.is_held());
+        (guard, contention, job)
+    });
+    let (guard, contention, job) = elsewhere.await.unwrap();
+    guard.release().await.unwrap();
+    contention.stop().await.unwrap();
+    job.unwrap().stop().await.unwrap();
+    simba.shutdown().await;
+}

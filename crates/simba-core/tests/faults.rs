@@ -1,0 +1,560 @@
+//! The rows of the fault matrix (`docs/testing.md`) that concern the core alone.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::env;
+use std::future::pending;
+use std::process::{self, Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use common::{DEADLINE, NAME, RENEWAL, TOTAL, TTL, World, ms, pushed_lease, settled};
+use futures_util::FutureExt;
+use simba_core::operate::MutexRecord;
+use simba_core::{
+    Clock, Contender, ContenderId, ErrorKind, Guard, Lease, Loss, MemoryBackend, MutexName, MutexState,
+    Schedule, Simba, Status, SystemClock, Tenure,
+};
+use simba_tck::{Call, FaultyBackend, Passage, SkewedClock, Switch};
+use tokio::runtime::{Builder, Runtime};
+
+/// For the rows on real time: the renewal comes at 200 ms of 500, which leaves room for a noisy machine.
+fn real_lease() -> Lease {
+    Lease::new(ms(300), ms(200)).unwrap()
+}
+
+const REAL_TOTAL: Duration = ms(500);
+/// What a busy machine may add to a bound on real time.
+const ROOM: Duration = ms(250);
+
+/// When something counts as hanging: many times what it takes.
+const HANGS: Duration = Duration::from_secs(10);
+
+fn real(store: &MemoryBackend) -> Simba {
+    Simba::new(store.clone()).with_lease(real_lease())
+}
+
+fn single_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+// ===== 4: user code blocks the runtime =====
+
+#[tokio::test]
+async fn row_04_a_blocked_runtime_cannot_hide_a_loss() {
+    let simba = real(&MemoryBackend::new());
+    let guard = simba.locker(NAME).lock().await.unwrap();
+    let deadline = guard.deadline();
+    assert!(guard.is_held());
+    // The engine's task runs on this runtime too, so nothing is renewed meanwhile.
+    thread::sleep(2 * REAL_TOTAL);
+    assert!(!guard.is_held());
+    assert!(SystemClock.now() > deadline);
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    assert_eq!(guard.lost().now_or_never(), Some(Loss::Deadline));
+    assert_eq!(guard.expiring().now_or_never(), Some(()));
+    assert_eq!(guard.deadline(), deadline, "what comes after is no renewal");
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test]
+async fn row_04_work_is_not_polled_again_after_a_block() {
+    let simba = real(&MemoryBackend::new());
+    let guard = simba.locker(NAME).lock().await.unwrap();
+    let polls = AtomicUsize::new(0);
+    let mut run = Box::pin(guard.run(counted(&polls)));
+    assert!(run.as_mut().now_or_never().is_none());
+    thread::sleep(2 * REAL_TOTAL);
+    assert_eq!(run.now_or_never().unwrap().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(polls.load(Ordering::Relaxed), 1);
+}
+
+/// Work that has something to do at every poll.
+async fn counted(polls: &AtomicUsize) {
+    std::future::poll_fn(|_| {
+        polls.fetch_add(1, Ordering::Relaxed);
+        std::task::Poll::Pending
+    })
+    .await
+}
+
+#[tokio::test]
+async fn row_04_a_watchdog_acts_while_the_runtime_is_still_blocked() {
+    let simba = real(&MemoryBackend::new());
+    let guard = simba.locker(NAME).lock().await.unwrap();
+    let (acted, acts) = mpsc::channel();
+    guard.tenure().watchdog(move |loss| acted.send((loss, SystemClock.now())).unwrap()).unwrap();
+    let deadline = guard.deadline();
+    thread::sleep(2 * REAL_TOTAL);
+    let unblocked = SystemClock.now();
+    let (loss, at) = acts.try_recv().unwrap();
+    assert_eq!(loss, Loss::Deadline);
+    assert!(at < unblocked && at >= deadline && at - deadline <= ms(100), "{:?} late", at - deadline);
+}
+
+// ===== 5: a panic =====
+
+#[tokio::test(start_paused = true)]
+async fn row_05_a_panic_in_guarded_work_frees_the_mutex() {
+    let world = World::new();
+    let guard = world.simba().locker(NAME).lock().await.unwrap();
+    let waiter = world.simba().with_lease(pushed_lease()).locker(NAME);
+    let next = tokio::spawn(async move { waiter.lock_timeout(TOTAL).await });
+    world.queued(1).await;
+    let work = tokio::spawn(async move { guard.run(async { panic!("the work panics") }).await });
+    assert!(work.await.unwrap_err().is_panic());
+    next.await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(world.age(), Duration::ZERO);
+    world.assert_empty().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_05_a_scheduler_whose_job_panics_goes_on() {
+    let world = World::new();
+    let runs = Arc::new(AtomicUsize::new(0));
+    let run = {
+        let runs = Arc::clone(&runs);
+        move |_: Tenure| {
+            let run = runs.fetch_add(1, Ordering::Relaxed);
+            // Once where it is called, once where it is polled.
+            assert_ne!(run, 1, "the call panics");
+            async move {
+                assert_ne!(run, 3, "the job panics");
+                Ok::<_, std::io::Error>(())
+            }
+        }
+    };
+    let job = world.simba().scheduler(NAME).start(Schedule::fixed_rate(ms(100)).unwrap(), run).unwrap();
+    world.pass(ms(950)).await;
+    let progress = job.progress();
+    assert_eq!((progress.started, progress.succeeded, progress.failed), (10, 8, 2));
+    assert!(progress.last_failure.unwrap().contains("the job panics"));
+    assert!(job.is_leading(), "a panic costs the run and not the mutex");
+    assert_eq!(world.record().await.token.unwrap().get(), 1);
+    job.stop().await.unwrap();
+    world.assert_empty().await;
+}
+
+// ===== 7: the runtime is dropped without a shutdown =====
+
+const CHILD: &str = "SIMBA_TEST_CHILD";
+
+/// Runs the named test of this binary again, in a process of its own.
+fn child(test: &str) -> Output {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(CHILD, test).output().unwrap()
+}
+
+#[test]
+fn row_07_a_runtime_that_ends_without_a_shutdown_leaves_nothing_but_the_lease() {
+    if env::var_os(CHILD).is_some() {
+        return drop_a_runtime_and_lock_again();
+    }
+    let began = Instant::now();
+    let output = child("row_07_a_runtime_that_ends_without_a_shutdown_leaves_nothing_but_the_lease");
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8(output.stdout).unwrap().contains("1 passed"), "the child ran the test");
+    assert!(began.elapsed() < HANGS, "{:?}", began.elapsed());
+}
+
+fn drop_a_runtime_and_lock_again() {
+    // A panic of any thread counts, not of the test's alone.
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        hook(panic);
+        process::exit(101);
+    }));
+    thread::spawn(|| {
+        thread::sleep(HANGS);
+        process::exit(102);
+    });
+    let store = MemoryBackend::new();
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let simba = real(&store);
+    let locker = simba.locker(NAME);
+    let guard = runtime.block_on(locker.lock()).unwrap();
+    let leading = simba.contend("leader");
+    runtime.block_on(async {
+        leading.start().unwrap();
+        leading.acquired().await.unwrap();
+        // One guard and one waiting lock are dropped with the runtime; another guard outlives it.
+        let inner = real(&store).locker("inner").lock().await.unwrap();
+        tokio::spawn(async move {
+            pending::<()>().await;
+            drop(inner);
+        });
+        let waiter = real(&store).locker(NAME);
+        tokio::spawn(async move { waiter.lock().await.map(drop) });
+    });
+    let tenure = guard.tenure();
+    let began = Instant::now();
+    drop(runtime);
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    // The session went with the runtime, and on some stores the mutex with the session.
+    assert_eq!(tenure.loss(), Some(Loss::Vanished));
+
+    let runtime = single_thread();
+    runtime.block_on(async {
+        for name in [NAME, "leader", "inner"] {
+            let guard = real(&store).locker(name).lock().await.unwrap();
+            // At most one lease, and the little that a waiter adds to it.
+            assert!(began.elapsed() < REAL_TOTAL + REAL_TOTAL / 50 + ROOM, "{name}: {:?}", began.elapsed());
+            guard.release().await.unwrap();
+        }
+        // Nobody serves the old ones any more; nobody waits for that either.
+        assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(leading.acquired().await.unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(leading.status(), Status::Idle);
+        locker.lock().await.unwrap().release().await.unwrap();
+        simba.shutdown().await;
+    });
+}
+
+// ===== 9: a guard is dropped where no runtime is =====
+
+/// A guard of a runtime that goes on.
+fn locked(runtime: &Runtime, store: &MemoryBackend) -> Guard {
+    runtime.block_on(real(store).locker(NAME).lock()).unwrap()
+}
+
+fn record(runtime: &Runtime, store: &MemoryBackend) -> MutexRecord {
+    use simba_core::Operate;
+    runtime.block_on(store.read(&MutexName::new(NAME).unwrap())).unwrap()
+}
+
+#[test]
+fn row_09_a_guard_dropped_on_a_plain_thread_frees_the_mutex() {
+    let store = MemoryBackend::new();
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let guard = locked(&runtime, &store);
+    let tenure = guard.tenure();
+    thread::spawn(move || drop(guard)).join().unwrap();
+    // The runtime's own thread does the rest.
+    let next = runtime.block_on(real(&store).locker(NAME).lock_timeout(ROOM)).unwrap();
+    assert!(next.is_held());
+    assert_eq!(tenure.loss(), Some(Loss::Released));
+}
+
+#[test]
+fn row_09_a_guard_dropped_after_its_runtime_ends_with_its_lease() {
+    let store = MemoryBackend::new();
+    let runtime = single_thread();
+    let guard = locked(&runtime, &store);
+    let deadline = guard.deadline();
+    drop(runtime);
+    drop(guard);
+    let runtime = single_thread();
+    assert!(record(&runtime, &store).owner.is_some(), "nobody was there to free it");
+    let guard = runtime.block_on(real(&store).locker(NAME).lock()).unwrap();
+    let late = SystemClock.now() - deadline;
+    assert!(SystemClock.now() >= deadline && late <= REAL_TOTAL / 50 + ROOM, "{late:?} after the deadline");
+    runtime.block_on(guard.release()).unwrap();
+    assert!(record(&runtime, &store).owner.is_none());
+}
+
+#[test]
+fn row_09_a_guard_released_after_its_runtime_says_so_and_does_not_wait() {
+    let store = MemoryBackend::new();
+    let runtime = single_thread();
+    let guard = locked(&runtime, &store);
+    drop(runtime);
+    let (released, outcome) = mpsc::channel();
+    thread::spawn(move || released.send(simba_core::blocking::wait(guard.release())).unwrap());
+    let error = outcome.recv_timeout(HANGS).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+}
+
+#[test]
+fn row_09_a_waiting_lock_ends_with_its_runtime() {
+    let store = MemoryBackend::new();
+    let other = single_thread();
+    let _guard = locked(&other, &store);
+    let runtime = single_thread();
+    let locker = real(&store).locker(NAME);
+    let mut waiting = Box::pin(async move { locker.lock().await.map(drop) });
+    runtime.block_on(async { assert!(waiting.as_mut().now_or_never().is_none()) });
+    drop(runtime);
+    let (ended, outcome) = mpsc::channel();
+    thread::spawn(move || ended.send(simba_core::blocking::wait(waiting)).unwrap());
+    assert_eq!(outcome.recv_timeout(HANGS).unwrap().unwrap_err().kind(), ErrorKind::Closed);
+}
+
+// ===== 45, 46: clocks =====
+
+/// A handle whose machine has a clock of its own.
+fn skewed(world: &World) -> (Simba, SkewedClock) {
+    let clock = SkewedClock::new(world.clock.clone());
+    (world.builder(Switch::new()).clock(clock.clone()).build(), clock)
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_45_a_wall_clock_that_jumps_costs_nothing() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let world = World::new();
+    let (simba, clock) = skewed(&world);
+    let guard = simba.locker(NAME).lock().await.unwrap();
+    let seen = Arc::new(Changes::default());
+    let contention = simba.contend("leader").with_contender(Counting(Arc::clone(&seen)));
+    contention.start().unwrap();
+    contention.acquired().await.unwrap();
+    for jump in 0..100 {
+        let now = SystemTime::now();
+        clock.set_wall(if jump % 2 == 0 { now + HOUR } else { now - HOUR });
+        assert!(guard.is_held() && contention.is_owner(), "jump {jump}");
+        assert!(!guard.tenure().is_expiring(), "jump {jump}");
+        world.pass(ms(170)).await;
+    }
+    assert!(guard.is_held(), "{:?}", guard.tenure().loss());
+    assert_eq!(world.record().await.token, Some(guard.token()));
+    assert_eq!(seen.counts(), (1, 0));
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_46_a_resume_from_suspend_ends_the_hold_at_once() {
+    let world = World::new();
+    let (simba, clock) = skewed(&world);
+    let guard = simba.locker(NAME).lock().await.unwrap();
+    let lost = tokio::spawn({
+        let tenure = guard.tenure();
+        async move { tenure.lost().await }
+    });
+    settled().await;
+    world.pass(ms(100)).await;
+    // Asleep until the last moment of the hold: nothing is lost yet.
+    clock.jump(DEADLINE - ms(101));
+    assert!(guard.is_held());
+    clock.jump(ms(1));
+    assert!(!guard.is_held());
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    assert_eq!(guard.lost().now_or_never(), Some(Loss::Deadline));
+    assert_eq!(guard.expiring().now_or_never(), Some(()));
+    assert_eq!(lost.await.unwrap(), Loss::Deadline, "who slept through it is woken");
+    assert_eq!(world.age(), ms(100));
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_46_work_is_not_polled_again_after_a_suspend() {
+    let world = World::new();
+    let (simba, clock) = skewed(&world);
+    let guard = simba.locker(NAME).lock().await.unwrap();
+    let polls = AtomicUsize::new(0);
+    let mut run = Box::pin(guard.run(counted(&polls)));
+    assert!(run.as_mut().now_or_never().is_none());
+    clock.jump(TOTAL);
+    assert_eq!(run.now_or_never().unwrap().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(polls.load(Ordering::Relaxed), 1);
+}
+
+// ===== 58: one id, two contenders =====
+
+fn twin() -> ContenderId {
+    ContenderId::new("twin@one-host").unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_58_a_second_contender_of_the_same_id_is_refused_and_the_first_holds_on() {
+    let world = World::new();
+    let (simba, weather) = world.handle();
+    let guard = simba.locker(NAME).with_id(twin()).lock().await.unwrap();
+    world.pass(ms(200)).await;
+    let (other, other_weather) = world.handle();
+    let second = other.locker(NAME).with_id(twin());
+    for error in [
+        tokio::time::timeout(Duration::from_secs(1), second.lock()).await.unwrap().unwrap_err(),
+        second.lock_timeout(TOTAL).await.unwrap_err(),
+        second.try_lock().await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert_eq!(error.holder(), Some(&twin()));
+    }
+    let contention = other.contend(NAME).with_id(twin());
+    contention.start().unwrap();
+    while contention.last_error().is_none() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(contention.last_error().unwrap().kind(), ErrorKind::Config);
+    assert_eq!((contention.status(), contention.is_owner()), (Status::Running, false));
+    assert_eq!(world.age(), ms(200), "each at once");
+
+    // The twin asked five times, the contention before and after it subscribed, and the store counts from the first one's own request all the same.
+    assert_eq!(other_weather.count(Call::Contend), 5);
+    let record = world.record().await;
+    assert_eq!((record.remaining, record.waiters), (Some(TOTAL - ms(200)), Some(0)));
+    assert_eq!(guard.remaining(), DEADLINE - ms(200));
+    let renewed = weather.count(Call::Contend);
+    world.pass(10 * TOTAL).await;
+    assert!(guard.is_held() && !contention.is_owner());
+    contention.stop().await.unwrap();
+    assert!(weather.count(Call::Contend) >= renewed + 25);
+    assert_eq!(world.record().await.token, Some(guard.token()));
+    guard.release().await.unwrap();
+    second.lock().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_58_a_twin_that_waits_too_is_refused_when_the_first_wins() {
+    let world = World::new();
+    let guard = world.simba().locker(NAME).lock().await.unwrap();
+    let mut waiting = Vec::new();
+    for number in 1..=2 {
+        let locker = world.simba().locker(NAME).with_id(twin());
+        waiting.push(tokio::spawn(async move { locker.lock().await }));
+        world.queued(number).await;
+    }
+    guard.release().await.unwrap();
+    let second = waiting.pop().unwrap();
+    let first = waiting.pop().unwrap().await.unwrap().unwrap();
+    // Nobody wakes it for that: it looks at its own poll.
+    let refused = tokio::time::timeout(TTL * 11 / 10, second).await.unwrap().unwrap();
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Config);
+    world.pass(3 * TOTAL).await;
+    assert!(first.is_held());
+    assert_eq!(world.record().await.waiters, Some(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_58_a_twin_that_stops_waiting_does_not_free_the_first() {
+    let world = World::new();
+    let guard = world.simba().locker(NAME).lock().await.unwrap();
+    let first = world.simba().locker(NAME).with_id(twin());
+    let first = tokio::spawn(async move { first.lock().await });
+    world.queued(1).await;
+    let second = world.simba().locker(NAME).with_id(twin());
+    let mut waiting = Box::pin(second.lock());
+    assert!(waiting.as_mut().now_or_never().is_none());
+    world.queued(2).await;
+    guard.release().await.unwrap();
+    let first = first.await.unwrap().unwrap();
+    drop(waiting);
+    settled().await;
+    let record = world.record().await;
+    assert_eq!((record.token, record.waiters), (Some(first.token()), Some(0)));
+    world.pass(3 * TOTAL).await;
+    assert!(first.is_held(), "{:?}", first.tenure().loss());
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_58_a_twin_whose_first_call_was_lost_does_not_take_the_first_s_mutex() {
+    let world = World::new();
+    let guard = world.simba().locker(NAME).with_id(twin()).lock().await.unwrap();
+    let (other, weather) = world.handle();
+    weather.once(Call::Contend, Passage::HANG);
+    let second = other.locker(NAME).with_id(twin());
+    // Its own lost call might have won, so it waits; it never takes what is the first one's.
+    tokio::time::timeout(3 * TOTAL, second.lock()).await.unwrap_err();
+    assert!(guard.is_held(), "{:?}", guard.tenure().loss());
+}
+
+// ===== 61: a callback blocks its thread =====
+
+/// How often a contender was called back.
+#[derive(Default)]
+struct Changes {
+    acquired: AtomicUsize,
+    released: AtomicUsize,
+}
+
+impl Changes {
+    fn counts(&self) -> (usize, usize) {
+        (self.acquired.load(Ordering::SeqCst), self.released.load(Ordering::SeqCst))
+    }
+}
+
+struct Counting(Arc<Changes>);
+
+impl Contender for Counting {
+    async fn on_acquired(&mut self, _: &Tenure, _: &MutexState) {
+        self.0.acquired.fetch_add(1, Ordering::SeqCst);
+    }
+
+    async fn on_released(&mut self, _: &Tenure, _: &MutexState) {
+        self.0.released.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Blocks the thread that calls it back until it is let go.
+struct Blocking {
+    seen: Arc<Changes>,
+    blocked: mpsc::Sender<()>,
+    let_go: mpsc::Receiver<()>,
+}
+
+impl Contender for Blocking {
+    async fn on_acquired(&mut self, _: &Tenure, _: &MutexState) {
+        self.seen.acquired.fetch_add(1, Ordering::SeqCst);
+        self.blocked.send(()).unwrap();
+        self.let_go.recv().unwrap();
+    }
+
+    async fn on_released(&mut self, _: &Tenure, _: &MutexState) {
+        self.seen.released.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_61_a_callback_that_blocks_its_thread_delays_neither_renewals_nor_the_loss() {
+    let weather = Switch::new();
+    let backend = FaultyBackend::new(MemoryBackend::new(), SystemClock, Arc::<Switch>::clone(&weather));
+    let simba = Simba::new(backend).with_lease(real_lease());
+    let seen = Arc::new(Changes::default());
+    let (blocked, blocks) = mpsc::channel();
+    let (let_go, go) = mpsc::channel();
+    let contender = Blocking { seen: Arc::clone(&seen), blocked, let_go: go };
+    let contention = simba.contend(NAME).with_contender(contender);
+    contention.start().unwrap();
+    let tenure = contention.acquired().await.unwrap();
+    let is_blocked = |blocks: mpsc::Receiver<()>| {
+        tokio::task::spawn_blocking(move || blocks.recv_timeout(HANGS).map(|()| blocks).unwrap())
+    };
+    let blocks = is_blocked(blocks).await.unwrap();
+
+    tokio::time::sleep(10 * REAL_TOTAL).await;
+    assert!(tenure.is_held() && contention.is_owner(), "{:?}", tenure.loss());
+    assert!(weather.count(Call::Contend) >= 20, "{} calls", weather.count(Call::Contend));
+    assert_eq!(seen.counts(), (1, 0));
+
+    weather.set(Passage::HANG);
+    assert_eq!(tokio::time::timeout(HANGS, tenure.lost()).await, Ok(Loss::Deadline));
+    let late = SystemClock.now() - tenure.deadline();
+    assert!(SystemClock.now() >= tenure.deadline() && late <= ms(50) + ROOM, "{late:?} late");
+    assert!(!tenure.is_held() && !contention.is_owner());
+    assert_eq!(seen.counts(), (1, 0), "still blocked");
+
+    weather.clear();
+    let_go.send(()).unwrap();
+    let again = contention.acquired().await.unwrap();
+    assert!(again.token() > tenure.token());
+    is_blocked(blocks).await.unwrap();
+    let_go.send(()).unwrap();
+    contention.stop().await.unwrap();
+    assert_eq!(seen.counts(), (2, 2), "every gain was followed by its loss");
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_61_a_callback_that_never_ends_delays_neither_renewals_nor_the_loss() {
+    struct Endless;
+    impl Contender for Endless {
+        async fn on_acquired(&mut self, _: &Tenure, _: &MutexState) {
+            pending().await
+        }
+        async fn on_released(&mut self, _: &Tenure, _: &MutexState) {}
+    }
+    let world = World::new();
+    let (simba, weather) = world.handle();
+    let contention = simba.contend(NAME).with_contender(Endless);
+    contention.start().unwrap();
+    let tenure = contention.acquired().await.unwrap();
+    world.pass(100 * TOTAL).await;
+    assert!(tenure.is_held() && contention.is_owner());
+    weather.set(Passage::HANG);
+    let deadline = tenure.deadline();
+    assert!(deadline - world.now() >= DEADLINE - RENEWAL);
+    assert_eq!(tenure.lost().await, Loss::Deadline);
+    assert_eq!(world.now(), deadline);
+}

@@ -1,0 +1,320 @@
+//! Watching: what is seen of the owner, when, and what a watch never does.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod world;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use simba_core::{ErrorKind, Locker, Moment, MutexOwner, Observer, View};
+use simba_tck::{Call, Leg, Passage, Switch, Weather};
+use tokio::time::{sleep, timeout};
+use world::{CALL_LIMIT, LEASE, MUTEX, Peer, TTL, World, lease, ms, name, secs};
+
+impl Peer {
+    fn observe(&self) -> Observer {
+        self.simba.observe(MUTEX).unwrap()
+    }
+
+    fn locker(&self) -> Locker {
+        self.simba.locker(MUTEX)
+    }
+}
+
+async fn owned(observer: &mut Observer) -> MutexOwner {
+    match observer.changed().await.unwrap() {
+        View::Owned(owner) => owner,
+        view => panic!("not owned: {view:?}"),
+    }
+}
+
+/// Nothing changes for ten seconds.
+async fn assert_quiet(observer: &mut Observer) {
+    timeout(secs(10), observer.changed()).await.unwrap_err();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vacant_mutex_is_seen_as_such_and_told_once() {
+    let world = World::new();
+    let mut observer = world.peer(1).observe();
+    assert_eq!(observer.mutex(), &name(MUTEX));
+    assert_eq!(observer.changed().await.unwrap(), View::Vacant);
+    assert_eq!(world.now(), Moment::ZERO, "at the first look");
+    assert_quiet(&mut observer).await;
+    assert_eq!(observer.view(), View::Vacant);
+    assert!(observer.last_error().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_change_waits_for_the_first_look() {
+    let world = World::new();
+    let peer = world.peer(1);
+    sleep(ms(10)).await;
+    let late = Passage { request: Leg::Delay(ms(150)), reply: Leg::Pass };
+    peer.switch.once(Call::Inspect, late);
+    let mut observer = peer.observe();
+    assert_eq!(observer.view(), View::Unknown { since: world.now() }, "nothing is known before");
+    assert_eq!(observer.changed().await.unwrap(), View::Vacant);
+    assert_eq!(world.now(), Moment::ZERO + ms(160));
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_change_of_owner_is_seen_at_once_with_id_and_token() {
+    let world = World::new();
+    let (one, two) = (world.peer(1), world.peer(2));
+    let mut observer = world.peer(3).observe();
+    observer.changed().await.unwrap();
+    for round in 0..5 {
+        let peer = if round % 2 == 0 { &one } else { &two };
+        sleep(ms(70)).await;
+        let (since, guard) = (world.now(), peer.locker().lock().await.unwrap());
+        let owner = owned(&mut observer).await;
+        assert_eq!(owner.id.as_ref(), Some(guard.tenure().contender()));
+        assert_eq!((owner.token, owner.acquired_at), (Some(guard.token()), since));
+        assert_eq!((owner.ttl_at, owner.transition_at), (since + TTL, since + LEASE));
+        // Renewals are no news; they show in the view alone.
+        assert_quiet(&mut observer).await;
+        let View::Owned(later) = observer.view() else { panic!("{:?}", observer.view()) };
+        assert!(later.has_owner(world.now()) && later.transition_at > owner.transition_at);
+        assert_eq!((later.id, later.acquired_at), (owner.id, since), "since it was first seen");
+        let freed = world.now();
+        guard.release().await.unwrap();
+        assert_eq!(observer.changed().await.unwrap(), View::Vacant);
+        assert_eq!(world.now(), freed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hand_over_to_a_waiter_is_seen_at_once() {
+    let world = World::new();
+    let (one, two) = (world.peer(1), world.peer(2));
+    let first = one.locker().lock().await.unwrap();
+    let mut observer = world.peer(3).observe();
+    assert_eq!(owned(&mut observer).await.token, Some(first.token()));
+    let waiter = two.locker();
+    let mut waiting = std::pin::pin!(waiter.lock());
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    world.queue_of(1).await;
+    let (_, second) = tokio::join!(first.release(), waiting);
+    let second = second.unwrap();
+    let mut seen = owned_or_vacant(&mut observer).await;
+    if seen.is_none() {
+        seen = owned_or_vacant(&mut observer).await;
+    }
+    assert_eq!(seen.unwrap().token, Some(second.token()));
+    assert_eq!(world.now(), Moment::ZERO);
+}
+
+async fn owned_or_vacant(observer: &mut Observer) -> Option<MutexOwner> {
+    match observer.changed().await.unwrap() {
+        View::Owned(owner) => Some(owner),
+        View::Vacant => None,
+        view => panic!("{view:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_whose_hint_is_lost_is_seen_within_one_poll() {
+    for seed in 0..100 {
+        let world = World::new();
+        let (holder, watcher) = (world.peer(seed), world.peer(seed + 1000));
+        let guard = holder.locker().lock().await.unwrap();
+        let mut observer = watcher.observe();
+        assert_eq!(owned(&mut observer).await.token, Some(guard.token()));
+        // The hints of the next hour are lost, nothing else is.
+        for _ in 0..100 {
+            watcher.switch.once(Call::Hint, Passage::HANG);
+        }
+        sleep(ms(1 + seed * 7)).await;
+        let freed = world.now();
+        guard.release().await.unwrap();
+        assert_eq!(observer.changed().await.unwrap(), View::Vacant);
+        let waited = world.now() - freed;
+        assert!(waited > Duration::ZERO && waited <= lease().poll(), "{waited:?} with seed {seed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_dead_holder_s_lease_is_seen_within_two_percent() {
+    for seed in 0..100 {
+        let world = World::new();
+        let (holder, watcher) = (world.peer(seed), world.peer(seed + 1000));
+        let locker = holder.locker();
+        let guard = locker.lock().await.unwrap();
+        let mut observer = watcher.observe();
+        owned(&mut observer).await;
+        sleep(ms(1 + seed * 7)).await;
+        holder.switch.set(Passage::HANG);
+        let ends = world.now() + world.record().await.remaining.unwrap();
+        assert_eq!(observer.changed().await.unwrap(), View::Vacant);
+        assert!(world.now() >= ends && world.now() <= ends + LEASE / 50, "seed {seed}");
+        drop(guard);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unreachable_store_is_unknown_since_the_first_failure_until_it_answers() {
+    for outage in [Passage::HANG, Passage::REPLY_LOST, Passage::fail(ErrorKind::Unavailable)] {
+        let world = World::new();
+        let (holder, watcher) = (world.peer(1), world.peer(2));
+        let guard = holder.locker().lock().await.unwrap();
+        let mut observer = watcher.observe();
+        owned(&mut observer).await;
+        watcher.switch.set(outage);
+        let cut = world.now();
+        let failed = observer.changed().await.unwrap();
+        let since = world.now();
+        assert_eq!(failed, View::Unknown { since }, "{outage:?}");
+        assert!(since <= cut + lease().poll() + CALL_LIMIT, "found out at the next look");
+        let error = observer.last_error().unwrap();
+        assert_eq!((error.kind(), error.backend()), (ErrorKind::Unavailable, Some("memory")));
+        assert_eq!(error.mutex(), Some(&name(MUTEX)));
+        assert_quiet(&mut observer).await;
+        assert_eq!(observer.view(), View::Unknown { since }, "the first failure counts");
+        assert!(observer.last_error().is_some());
+
+        watcher.switch.clear();
+        let cleared = world.now();
+        let owner = owned(&mut observer).await;
+        assert!(world.now() <= cleared + CALL_LIMIT + TTL, "{outage:?}");
+        assert_eq!(owner.token, Some(guard.token()));
+        assert!(observer.last_error().is_none());
+
+        // A second outage counts from its own first failure.
+        watcher.switch.set(outage);
+        let View::Unknown { since: again } = observer.changed().await.unwrap() else { panic!() };
+        assert!(again > since && again == world.now());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_out_of_reach_from_the_start_is_unknown_since_the_first_failure() {
+    let world = World::new();
+    let peer = world.peer(1);
+    peer.switch.set(Passage::HANG);
+    sleep(secs(1)).await;
+    let mut observer = peer.observe();
+    let view = observer.changed().await.unwrap();
+    assert_eq!(view, View::Unknown { since: Moment::ZERO + secs(1) + CALL_LIMIT });
+    assert_quiet(&mut observer).await;
+    assert_eq!(observer.view(), view);
+    peer.switch.clear();
+    assert_eq!(observer.changed().await.unwrap(), View::Vacant);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_is_asked_at_most_twice_a_second() {
+    for seed in 0..20 {
+        let world = World::new();
+        let peer = world.peer(seed);
+        peer.switch.once(Call::Open, Passage::CLEAR);
+        peer.switch.set(Passage::fail(ErrorKind::Denied));
+        let mut observer = peer.observe();
+        let View::Unknown { .. } = observer.changed().await.unwrap() else { panic!() };
+        assert_eq!(observer.last_error().unwrap().kind(), ErrorKind::Denied);
+        let mut before = peer.switch.count(Call::Inspect);
+        for _ in 0..10 {
+            sleep(secs(1)).await;
+            let looks = peer.switch.count(Call::Inspect) - before;
+            before += looks;
+            assert!((1..=2).contains(&looks), "{looks} looks in a second");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_never_contends_and_never_queues() {
+    let world = World::new();
+    let (holder, watcher) = (world.peer(1), world.peer(2));
+    let mut observer = watcher.observe();
+    for _ in 0..5 {
+        assert_eq!(observer.changed().await.unwrap(), View::Vacant);
+        let guard = holder.locker().lock().await.unwrap();
+        owned(&mut observer).await;
+        sleep(5 * LEASE).await;
+        assert_eq!(world.record().await.waiters, Some(0));
+        guard.release().await.unwrap();
+        // Nobody waits before a try.
+        let tried = holder.locker().try_lock().await.unwrap().unwrap();
+        owned(&mut observer).await;
+        tried.release().await.unwrap();
+    }
+    let asked = [Call::Contend, Call::Release].map(|call| watcher.switch.count(call));
+    assert_eq!(asked, [0, 0]);
+    assert!(watcher.switch.count(Call::Inspect) > 25 && watcher.switch.count(Call::Open) == 1);
+}
+
+/// Forges hints, and counts the calls.
+#[derive(Debug)]
+struct Flood(Arc<Switch>, Duration);
+
+impl Weather for Flood {
+    fn passage(&self, call: Call) -> Passage {
+        self.0.passage(call)
+    }
+
+    fn forged_hint(&self) -> Option<Duration> {
+        Some(self.1)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_forged_hints_makes_no_hot_loop() {
+    for every in [Duration::ZERO, ms(1)] {
+        let world = World::new();
+        let switch = Switch::new();
+        let flood = Arc::new(Flood(Arc::clone(&switch), every));
+        let mut observer = world.handle(1, flood, world.clock.clone()).observe(MUTEX).unwrap();
+        assert_eq!(observer.changed().await.unwrap(), View::Vacant);
+        sleep(secs(1)).await;
+        for _ in 0..10 {
+            let before = switch.count(Call::Inspect);
+            sleep(10 * TTL).await;
+            let looks = switch.count(Call::Inspect) - before;
+            assert!(looks <= 100, "{looks} looks in ten ttls, hinted every {every:?}");
+        }
+        // And a true one still gets through.
+        let taken = world.now();
+        let guard = world.peer(2).locker().lock().await.unwrap();
+        assert_eq!(owned(&mut observer).await.token, Some(guard.token()));
+        assert!(world.now() - taken <= TTL / 10);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_shutdown_what_was_not_told_is_told_and_then_it_is_closed() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let mut observer = peer.observe();
+    let mut other = peer.observe();
+    assert_eq!(observer.changed().await.unwrap(), View::Vacant);
+    let (waited, ()) = tokio::join!(observer.changed(), peer.simba.shutdown());
+    assert_eq!(waited.unwrap_err().kind(), ErrorKind::Closed, "a wait ends");
+    assert_eq!(observer.changed().await.unwrap_err().mutex(), Some(&name(MUTEX)));
+    assert_eq!(other.changed().await.unwrap(), View::Vacant, "seen before, told now");
+    assert_eq!(other.changed().await.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(peer.simba.observe(MUTEX).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(world.now(), Moment::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_observer_looks_no_more() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let mut observer = peer.observe();
+    observer.changed().await.unwrap();
+    sleep(secs(5)).await;
+    drop(observer);
+    let looks = peer.switch.count(Call::Inspect);
+    assert!(looks >= 5);
+    sleep(secs(60)).await;
+    assert_eq!(peer.switch.count(Call::Inspect), looks);
+    peer.simba.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wrong_name_is_refused() {
+    let world = World::new();
+    assert_eq!(world.peer(1).simba.observe("no/slash").unwrap_err().kind(), ErrorKind::Invalid);
+}

@@ -1,0 +1,587 @@
+//! Jobs on schedule: when they run, where, and how they end.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod world;
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
+
+use simba_core::{
+    Clock, ErrorKind, FencingToken, Job, Lease, Loss, MemoryBackend, Moment, Schedule, Simba, Status, Tenure,
+};
+use simba_tck::{Call, Passage, SkewedClock};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::time::{sleep, timeout};
+use world::{
+    DEADLINE, EXPIRING, LAST_CALL, LEASE, MUTEX, Peer, RELEASE_LIMIT, World, WorldClock, handle, lease, ms,
+    secs,
+};
+
+// ===== a job that writes down when it runs =====
+
+/// The begin of a run.
+#[derive(Clone, Debug)]
+struct Run {
+    at: Moment,
+    wall: Duration,
+    token: FencingToken,
+    may_start: bool,
+}
+
+/// Writes down each run; then does as it is told.
+#[derive(Clone)]
+struct Diary<C> {
+    runs: UnboundedSender<Run>,
+    clock: C,
+}
+
+struct Runs(UnboundedReceiver<Run>);
+
+fn diary<C: Clock + Clone>(clock: &C) -> (Diary<C>, Runs) {
+    let (runs, read) = mpsc::unbounded_channel();
+    (Diary { runs, clock: clock.clone() }, Runs(read))
+}
+
+impl<C: Clock> Diary<C> {
+    fn note(&self, tenure: &Tenure) {
+        let wall = self.clock.wall().duration_since(UNIX_EPOCH).unwrap();
+        let may_start = tenure.is_held() && !tenure.is_expiring();
+        let _ = self.runs.send(Run { at: self.clock.now(), wall, token: tenure.token(), may_start });
+    }
+}
+
+impl Runs {
+    /// Waits for the next runs; each of them was allowed to start.
+    async fn take(&mut self, number: usize) -> Vec<Run> {
+        let mut runs = Vec::new();
+        for _ in 0..number {
+            let run = self.0.recv().await.unwrap();
+            assert!(run.may_start, "started while invalid or expiring: {run:?}");
+            runs.push(run);
+        }
+        runs
+    }
+
+    async fn next(&mut self) -> Run {
+        self.take(1).await.remove(0)
+    }
+
+    /// The runs so far.
+    fn rest(&mut self) -> Vec<Run> {
+        let mut runs = Vec::new();
+        while let Ok(run) = self.0.try_recv() {
+            assert!(run.may_start, "started while invalid or expiring: {run:?}");
+            runs.push(run);
+        }
+        runs
+    }
+}
+
+/// Schedules a job that takes `busy` and notes its runs.
+fn schedule<C: Clock + Clone>(simba: &Simba, clock: &C, schedule: Schedule, busy: Duration) -> (Job, Runs) {
+    let (diary, runs) = diary(clock);
+    let job = simba.scheduler(MUTEX).start(schedule, move |tenure| {
+        let diary = diary.clone();
+        async move {
+            diary.note(&tenure);
+            if !busy.is_zero() {
+                diary.clock.sleep_until(diary.clock.now() + busy).await;
+            }
+            Ok::<(), Infallible>(())
+        }
+    });
+    (job.unwrap(), runs)
+}
+
+impl Peer {
+    fn every(&self, world: &World, period: Duration, busy: Duration) -> (Job, Runs) {
+        schedule(&self.simba, &world.clock, Schedule::fixed_rate(period).unwrap(), busy)
+    }
+}
+
+fn starts(runs: &[Run]) -> Vec<Duration> {
+    runs.iter().map(|run| run.at.since_zero()).collect()
+}
+
+fn beats(first: Duration, period: Duration, number: u32) -> Vec<Duration> {
+    (0..number).map(|beat| first + period * beat).collect()
+}
+
+// ===== schedules =====
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_rate_keeps_its_beat_however_long_a_run_takes() {
+    let world = World::new();
+    let (job, mut runs) = world.peer(1).every(&world, ms(100), ms(30));
+    assert_eq!(starts(&runs.take(50).await), beats(Duration::ZERO, ms(100), 50));
+    job.stop().await.unwrap();
+    let progress = job.progress();
+    assert_eq!((progress.started, progress.succeeded, progress.failed), (50, 50, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_delay_counts_from_the_end_of_a_run() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let every = Schedule::fixed_delay(ms(100)).unwrap();
+    let (_job, mut runs) = schedule(&peer.simba, &world.clock, every, ms(30));
+    assert_eq!(starts(&runs.take(50).await), beats(Duration::ZERO, ms(130), 50));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_initial_delay_comes_before_the_first_run_of_every_tenure() {
+    let world = World::new();
+    let peer = world.peer(1);
+    for make in [Schedule::fixed_rate, Schedule::fixed_delay] {
+        let every = make(ms(100)).unwrap().with_initial_delay(secs(3)).unwrap();
+        let (job, mut runs) = schedule(&peer.simba, &world.clock, every, Duration::ZERO);
+        let led = job.acquired().await.unwrap().acquired_at().since_zero();
+        assert_eq!(starts(&runs.take(3).await), beats(led + secs(3), ms(100), 3));
+        job.step_down(secs(1));
+        let tenure = loop {
+            let tenure = job.acquired().await.unwrap();
+            if tenure.acquired_at().since_zero() > led {
+                break tenure;
+            }
+            tenure.lost().await;
+        };
+        let led = tenure.acquired_at().since_zero();
+        assert_eq!(starts(&runs.take(3).await), beats(led + secs(3), ms(100), 3));
+        job.stop().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cron_job_runs_when_the_wall_clock_says_so() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let every = Schedule::cron("*/20 * * * * *").unwrap();
+    let (_job, mut runs) = schedule(&peer.simba, &world.clock, every, ms(30));
+    let runs = runs.take(9).await;
+    let walls: Vec<_> = runs.iter().map(|run| run.wall).collect();
+    assert_eq!(walls, beats(WorldClock::WALL + secs(20), secs(20), 9), "the first is the next one to come");
+    assert!(runs.windows(2).all(|two| two[0].token == two[1].token), "nine leases, one tenure");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cron_job_runs_once_for_all_that_a_jump_of_the_wall_clock_skipped() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let clock = SkewedClock::new(world.clock.clone());
+    let noon = world.clock.wall();
+    clock.set_wall(noon);
+    let simba = world.handle(1, peer.switch, clock.clone());
+    let (_job, mut runs) = schedule(&simba, &clock, Schedule::cron("* * * * *").unwrap(), Duration::ZERO);
+    timeout(secs(600), runs.next()).await.unwrap_err();
+    clock.set_wall(noon + secs(3600));
+    let jumped = world.now();
+    assert!(runs.next().await.at <= jumped + secs(30), "a step of the wall clock is noticed within 30 s");
+    timeout(secs(600), runs.next()).await.unwrap_err();
+    clock.set_wall(noon + secs(3660));
+    runs.next().await;
+    clock.set_wall(noon);
+    timeout(secs(600), runs.next()).await.unwrap_err();
+}
+
+// ===== on the leader alone =====
+
+#[tokio::test(start_paused = true)]
+async fn the_job_runs_on_the_leader_alone_and_moves_when_the_leader_stops() {
+    let world = World::new();
+    let (one, two) = (world.peer(1), world.peer(2));
+    let (leader, mut leading) = one.every(&world, ms(100), Duration::ZERO);
+    leading.next().await;
+    let (follower, mut following) = two.every(&world, ms(100), Duration::ZERO);
+    sleep(ms(10_050)).await;
+    assert!(leader.is_leading() && !follower.is_leading());
+    assert_eq!((following.rest().len(), follower.progress().started), (0, 0));
+    let of_leader = leading.rest();
+    assert_eq!(of_leader.len(), 100);
+
+    let stopped = world.now();
+    leader.stop().await.unwrap();
+    let first = following.next().await;
+    assert_eq!(first.at, stopped, "handed over at once");
+    assert!(first.token > of_leader[0].token);
+    sleep(ms(10_050)).await;
+    assert_eq!((leading.rest().len(), following.rest().len()), (0, 100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_job_moves_within_a_lease_when_the_leader_s_store_hangs_and_never_runs_twice_at_once() {
+    for seed in 0..50 {
+        let world = World::new();
+        let (one, two) = (world.peer(seed), world.peer(seed + 1000));
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let start = |peer: &Peer| {
+            let (diary, runs) = diary(&world.clock);
+            let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+            let job = move |tenure: Tenure| {
+                let (diary, running, most) = (diary.clone(), Arc::clone(&running), Arc::clone(&most));
+                async move {
+                    diary.note(&tenure);
+                    let _inside = Inside::enter(running, &most);
+                    // Takes no notice of anything: its end has to come from outside.
+                    sleep(secs(3600)).await;
+                    Ok::<(), Infallible>(())
+                }
+            };
+            let every = Schedule::fixed_rate(ms(10)).unwrap();
+            (peer.simba.scheduler(MUTEX).start(every, job).unwrap(), runs)
+        };
+        let (leader, mut leading) = start(&one);
+        leading.next().await;
+        let (follower, mut following) = start(&two);
+        sleep(ms(1 + seed * 17)).await;
+        one.switch.set(Passage::HANG);
+        let tenure = leader.tenure().unwrap();
+        let freed = world.now() + world.record().await.remaining.unwrap();
+        let first = following.next().await;
+        assert!(first.at >= freed && first.at <= freed + LEASE / 50, "seed {seed}");
+        assert!(first.token > tenure.token() && tenure.loss() == Some(Loss::Deadline));
+        assert_eq!(most.load(Ordering::SeqCst), 1, "two runs at once with seed {seed}");
+        assert_eq!((leader.progress().started, leader.progress().failed), (1, 1));
+        assert!(leader.progress().last_failure.unwrap().contains("lost"));
+        drop(follower);
+    }
+}
+
+/// Counts who is inside at the same time.
+struct Inside(Arc<AtomicUsize>);
+
+impl Inside {
+    fn enter(running: Arc<AtomicUsize>, most: &AtomicUsize) -> Self {
+        let now = running.fetch_add(1, Ordering::SeqCst) + 1;
+        most.fetch_max(now, Ordering::SeqCst);
+        Self(running)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_run_starts_while_the_tenure_is_invalid_or_expiring() {
+    for seed in 0..20 {
+        let world = World::new();
+        let peer = world.peer(seed);
+        let (job, mut runs) = peer.every(&world, ms(1), Duration::ZERO);
+        runs.next().await;
+        sleep(ms(100 + seed * 31)).await;
+        peer.switch.set(Passage::HANG);
+        let tenure = job.tenure().unwrap();
+        let sent = tenure.deadline().saturating_sub(DEADLINE);
+        sleep(secs(10)).await;
+        let last = runs.rest().pop().unwrap();
+        assert_eq!(last.at, sent + (EXPIRING - ms(1)), "on the last beat before");
+        assert_eq!(job.progress().failed, 0);
+        peer.switch.clear();
+        let next = runs.next().await;
+        assert!(next.token > last.token, "in a new tenure");
+        job.stop().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_go_on_when_a_renewal_comes_through_before_the_deadline() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let (job, mut runs) = peer.every(&world, ms(10), Duration::ZERO);
+    runs.next().await;
+    let tenure = job.tenure().unwrap();
+    peer.switch.set(Passage::fail(ErrorKind::Unavailable));
+    sleep(EXPIRING + ms(100)).await;
+    assert_eq!(runs.rest().pop().unwrap().at.since_zero(), EXPIRING - ms(10));
+    peer.switch.clear();
+    let next = runs.next().await;
+    assert!(next.at.since_zero() < DEADLINE && next.token == tenure.token());
+    let beat = runs.take(10).await;
+    assert!(starts(&beat).iter().all(|at| at.as_millis().is_multiple_of(10)), "on the old beat: {beat:?}");
+    assert!(tenure.is_held());
+}
+
+// ===== runs that go wrong =====
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_fails_or_panics_is_counted_and_the_schedule_goes_on() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let (diary, mut runs) = diary(&world.clock);
+    let mut number = 0;
+    let job = move |tenure: Tenure| {
+        diary.note(&tenure);
+        number += 1;
+        // Before its future is made, or within it.
+        assert!(number != 4, "the fourth panics early");
+        async move {
+            match number {
+                2 => Err("the second fails"),
+                3 => panic!("the third panics"),
+                5 => panic!("the {}th panics", 5),
+                _ => Ok(()),
+            }
+        }
+    };
+    let job = peer.simba.scheduler(MUTEX).start(Schedule::fixed_rate(ms(100)).unwrap(), job).unwrap();
+    let progress = |number: u32| {
+        let (job, world) = (&job, &world);
+        async move {
+            world.clock.sleep_until(Moment::ZERO + ms(100) * (number - 1) + ms(1)).await;
+            let progress = job.progress();
+            (progress.started, progress.succeeded, progress.failed, progress.last_failure.unwrap_or_default())
+        }
+    };
+    assert_eq!(progress(1).await, (1, 1, 0, String::new()));
+    assert_eq!(progress(2).await, (2, 1, 1, "the second fails".into()));
+    assert_eq!(progress(3).await, (3, 1, 2, "the job panicked: the third panics".into()));
+    assert_eq!(progress(4).await, (4, 1, 3, "the job panicked: the fourth panics early".into()));
+    assert_eq!(progress(5).await, (5, 1, 4, "the job panicked: the 5th panics".into()));
+    let last = progress(50).await;
+    assert_eq!((last.0, last.1, last.2), (50, 46, 4));
+    assert_eq!(starts(&runs.rest()), beats(Duration::ZERO, ms(100), 50), "on the beat, in one tenure");
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_never_overlap_and_what_a_long_run_missed_is_skipped() {
+    // The next beat after the end, or the delay after it.
+    let schedules = [(Schedule::fixed_rate(ms(10)), ms(40)), (Schedule::fixed_delay(ms(10)), ms(45))];
+    for (every, period) in schedules {
+        let world = World::new();
+        let peer = world.peer(1);
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (diary, mut runs) = diary(&world.clock);
+        let (inside, peak) = (Arc::clone(&running), Arc::clone(&most));
+        let job = move |tenure: Tenure| {
+            let (diary, running, most) = (diary.clone(), Arc::clone(&inside), Arc::clone(&peak));
+            async move {
+                diary.note(&tenure);
+                let _inside = Inside::enter(running, &most);
+                sleep(ms(35)).await;
+                Ok::<(), Infallible>(())
+            }
+        };
+        let _job = peer.simba.scheduler(MUTEX).start(every.unwrap(), job).unwrap();
+        assert_eq!(starts(&runs.take(100).await), beats(Duration::ZERO, period, 100));
+        assert_eq!(most.load(Ordering::SeqCst), 1);
+    }
+}
+
+// ===== pauses of the process =====
+
+/// The clock of a process that can be paused: for everyone else, its store too, the time passes.
+fn paused_world(lease: Lease) -> (SkewedClock, Simba) {
+    let clock = SkewedClock::new(World::new().clock);
+    let store = MemoryBackend::with_clock(clock.clone());
+    let simba = handle(store, 1, clock.clone()).with_lease(lease);
+    (clock, simba)
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_63_a_pause_of_five_seconds_within_a_lease_makes_one_tick_and_no_burst() {
+    let long = Lease::new(secs(60), secs(40)).unwrap();
+    for jump in [secs(5), ms(5050), ms(5099)] {
+        let (clock, simba) = paused_world(long);
+        let every = Schedule::fixed_rate(ms(100)).unwrap();
+        let (job, mut runs) = schedule(&simba, &clock, every, ms(10));
+        runs.take(11).await;
+        sleep(ms(50)).await;
+        let before = clock.now();
+        clock.jump(jump);
+        sleep(ms(49)).await;
+        let ticks = runs.rest();
+        assert_eq!(ticks.len(), 1, "after a pause of {jump:?}");
+        // Then on the old beat: at whole tenths of a second since the first run.
+        let next = starts(&runs.take(5).await);
+        let first = next[0];
+        assert!(first > (before + jump).since_zero() && first <= (before + jump).since_zero() + ms(150));
+        assert_eq!(next, beats(first, ms(100), 5));
+        assert!(first.as_millis() % 100 <= 1, "{first:?}; this clock wakes a sleeper up to 1 ms late");
+        assert!(job.is_leading());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_63_a_pause_of_five_seconds_beyond_the_lease_makes_one_tick_in_a_new_tenure() {
+    let (clock, simba) = paused_world(lease());
+    let every = Schedule::fixed_rate(ms(100)).unwrap();
+    let (job, mut runs) = schedule(&simba, &clock, every, ms(10));
+    let old = runs.take(11).await.pop().unwrap();
+    sleep(ms(50)).await;
+    let tenure = job.tenure().unwrap();
+    clock.jump(secs(5));
+    assert!(!tenure.is_held() && !job.is_leading(), "invalid at once");
+    sleep(ms(49)).await;
+    let ticks = runs.rest();
+    assert_eq!(ticks.len(), 1, "after the pause");
+    assert!(ticks[0].token > old.token, "not in the old tenure");
+    let next = starts(&runs.take(5).await);
+    assert_eq!(next, beats(next[0], ms(100), 5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_63_a_starved_runtime_makes_one_tick_and_no_burst() {
+    let world = World::new();
+    let long = Lease::new(secs(60), secs(40)).unwrap();
+    let simba = world.peer(1).simba.with_lease(long);
+    let every = Schedule::fixed_rate(ms(100)).unwrap();
+    let (_job, mut runs) = schedule(&simba, &world.clock, every, ms(10));
+    runs.take(11).await;
+    sleep(ms(50)).await;
+    runs.rest();
+    // No task runs while these five seconds pass.
+    tokio::time::advance(secs(5)).await;
+    sleep(ms(49)).await;
+    assert_eq!(runs.rest().len(), 1);
+    assert_eq!(starts(&runs.take(5).await), beats(ms(6100), ms(100), 5));
+}
+
+// ===== stopping =====
+
+#[tokio::test(start_paused = true)]
+async fn a_running_job_is_told_to_stop_and_waited_for() {
+    let world = World::new();
+    let (one, two) = (world.peer(1), world.peer(2));
+    let (diary, mut runs) = diary(&world.clock);
+    let told = diary.clone();
+    let job = one.simba.scheduler(MUTEX).start(Schedule::fixed_rate(ms(10)).unwrap(), move |tenure| {
+        let told = told.clone();
+        async move {
+            told.note(&tenure);
+            tenure.expiring().await;
+            sleep(ms(200)).await;
+            assert!(tenure.is_held(), "the mutex is kept for it");
+            Ok::<(), Infallible>(())
+        }
+    });
+    let job = job.unwrap();
+    runs.next().await;
+    let (next, mut following) = two.every(&world, ms(10), Duration::ZERO);
+    sleep(ms(50)).await;
+    job.stop().await.unwrap();
+    assert_eq!(world.now(), Moment::ZERO + ms(250));
+    let progress = job.progress();
+    assert_eq!((progress.started, progress.succeeded, progress.failed), (1, 1, 0));
+    assert_eq!(following.next().await.at, Moment::ZERO + ms(250), "and then the next one runs");
+    drop(next);
+}
+
+/// Tells when it is dropped.
+struct Witness(UnboundedSender<Moment>, WorldClock);
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        let _ = self.0.send(self.1.now());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_does_not_stop_is_dropped_before_the_deadline() {
+    let world = World::new();
+    let (one, two) = (world.peer(1), world.peer(2));
+    let (dropped, mut drops) = mpsc::unbounded_channel();
+    let (diary, mut runs) = diary(&world.clock);
+    let clock = world.clock.clone();
+    let job = one.simba.scheduler(MUTEX).start(Schedule::fixed_rate(ms(10)).unwrap(), move |tenure| {
+        let (diary, witness) = (diary.clone(), Witness(dropped.clone(), clock.clone()));
+        async move {
+            diary.note(&tenure);
+            let _witness = witness;
+            pending::<Result<(), Infallible>>().await
+        }
+    });
+    let job = job.unwrap();
+    runs.next().await;
+    let tenure = job.tenure().unwrap();
+    let (_next, mut following) = two.every(&world, ms(10), Duration::ZERO);
+    sleep(ms(50)).await;
+    job.stop().await.unwrap();
+    let end = tenure.acquired_at() + LAST_CALL;
+    assert_eq!((world.now(), drops.recv().await.unwrap()), (end, end));
+    let progress = job.progress();
+    assert_eq!((progress.started, progress.succeeded, progress.failed), (1, 0, 1));
+    assert_eq!(following.next().await.at, end);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_run_starts_after_a_stop() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let (job, mut runs) = peer.every(&world, ms(1), Duration::ZERO);
+    runs.take(100).await;
+    job.stop().await.unwrap();
+    runs.rest();
+    assert_eq!((job.status(), job.is_leading()), (Status::Idle, false));
+    world.assert_empty().await;
+    sleep(secs(60)).await;
+    assert_eq!(runs.rest().len(), 0);
+    job.stop().await.unwrap();
+    let calls = [Call::Contend, Call::Release].map(|call| peer.switch.count(call));
+    sleep(secs(60)).await;
+    assert_eq!(calls, [Call::Contend, Call::Release].map(|call| peer.switch.count(call)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_while_the_store_hangs_is_bounded_and_no_run_follows() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let (job, mut runs) = peer.every(&world, ms(1), Duration::ZERO);
+    runs.take(100).await;
+    peer.switch.set(Passage::HANG);
+    let asked = world.now();
+    assert_eq!(job.stop().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(world.now() - asked <= RELEASE_LIMIT);
+    assert!(runs.rest().iter().all(|run| run.at <= asked));
+    peer.switch.clear();
+    sleep(secs(60)).await;
+    assert_eq!(runs.rest().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_job_stops_in_order() {
+    let world = World::new();
+    let (one, two) = (world.peer(1), world.peer(2));
+    let (job, mut runs) = one.every(&world, ms(100), ms(30));
+    runs.next().await;
+    let (_next, mut following) = two.every(&world, ms(100), Duration::ZERO);
+    sleep(ms(10)).await;
+    drop(job);
+    assert_eq!(following.next().await.at, Moment::ZERO + ms(30), "after the run that was under way");
+    sleep(secs(60)).await;
+    assert_eq!(runs.rest().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_runs_again_after_a_step_down() {
+    let world = World::new();
+    let (job, mut runs) = world.peer(1).every(&world, ms(100), Duration::ZERO);
+    let first = runs.take(5).await.pop().unwrap();
+    job.step_down(secs(5));
+    let next = runs.next().await;
+    assert_eq!(next.at, first.at + secs(5));
+    assert!(next.token > first.token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_the_runs_and_a_start_after_it_is_refused() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let (job, mut runs) = peer.every(&world, ms(100), ms(30));
+    runs.next().await;
+    peer.simba.shutdown().await;
+    assert_eq!((world.now(), job.progress().succeeded), (Moment::ZERO + ms(30), 1));
+    world.assert_empty().await;
+    sleep(secs(60)).await;
+    assert_eq!(runs.rest().len(), 0);
+    let refused = peer
+        .simba
+        .scheduler(MUTEX)
+        .start(Schedule::fixed_rate(ms(1)).unwrap(), |_| async { Ok::<(), Infallible>(()) });
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Closed);
+}
