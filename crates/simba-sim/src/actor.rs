@@ -148,6 +148,7 @@ async fn schedule(seat: &Seat, who: &str, random: &mut Rng) {
     let job = move |tenure: Tenure| {
         let (seat, who) = (pen.clone(), name.clone());
         async move {
+            seat.hold(&who, &tenure);
             seat.record(&who, What::Tick { token: tenure.token(), period });
             let _written = Written::start(&seat, &who, &tenure);
             seat.sleep(length).await;

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fastrand::Rng;
-use simba_core::{Backend, Clock, ErrorKind, Lease, Loss, MemoryBackend, Moment, Simba, Tenure, TokioClock};
+use simba_core::{
+    Backend, Clock, ErrorKind, FencingToken, Lease, Loss, MemoryBackend, Moment, Simba, Tenure, TokioClock,
+};
 use simba_tck::{Call, FaultyBackend, History, Leg, Passage, SkewedClock, Weather, What};
 
 use crate::actor;
@@ -120,6 +122,7 @@ impl Life {
             clock,
             simba,
             holds: Arc::default(),
+            newest: Arc::default(),
         };
         tokio::spawn(actor::act(seat.clone(), plan.role, random.fork()));
         Self { seat, air }
@@ -135,6 +138,8 @@ pub(crate) struct Seat {
     pub(crate) simba: Simba,
     /// Tenures whose end is not written down yet.
     holds: Arc<Mutex<Vec<(String, Tenure)>>>,
+    /// The last one whose begin was.
+    newest: Arc<Mutex<Option<FencingToken>>>,
 }
 
 impl Seat {
@@ -146,8 +151,12 @@ impl Seat {
         self.clock.sleep_until(self.clock.now() + duration).await;
     }
 
-    /// Writes the tenure down, and in time what becomes of it.
+    /// Writes the tenure down, once, and in time what becomes of it.
     pub(crate) fn hold(&self, who: &str, tenure: &Tenure) {
+        let token = Some(tenure.token());
+        if self.newest.lock().unwrap_or_else(PoisonError::into_inner).replace(tenure.token()) == token {
+            return;
+        }
         self.settle();
         self.record(who, What::Acquired { token: tenure.token() });
         self.holds().push((who.to_owned(), tenure.clone()));
