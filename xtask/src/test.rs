@@ -13,6 +13,7 @@ const STEPS: &[Step] = &[
     Step { name: "tests", quick: true, run: tests },
     Step { name: "doctests", quick: true, run: doctests },
     Step { name: "examples", quick: true, run: examples::run_all },
+    Step { name: "outside backend", quick: false, run: outside_backend },
     Step { name: "simulation", quick: true, run: simulation::step },
     Step { name: "seeded bugs", quick: false, run: simulation::prove },
     Step { name: "docs", quick: false, run: docs },
@@ -48,6 +49,12 @@ fn tests(workspace: &Workspace) -> Result<Verdict> {
 
 fn doctests(workspace: &Workspace) -> Result<Verdict> {
     cargo(workspace, "test --locked --workspace --all-features --doc")
+}
+
+/// A backend that is no member of the workspace passes the kit with what is published alone.
+fn outside_backend(workspace: &Workspace) -> Result<Verdict> {
+    let manifest = "--manifest-path examples/outside-backend/Cargo.toml";
+    cargo(workspace, &format!("test --locked {manifest} --target-dir target/outside"))
 }
 
 fn docs(workspace: &Workspace) -> Result<Verdict> {

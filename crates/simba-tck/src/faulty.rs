@@ -12,6 +12,8 @@ use simba_core::{
 };
 use tokio::sync::{Notify, oneshot};
 
+use crate::held::{Held, Trap};
+
 /// What is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -72,6 +74,12 @@ pub trait Weather: fmt::Debug + Send + Sync + 'static {
     /// The passage of this call.
     fn passage(&self, call: Call) -> Passage;
 
+    /// Keeps this call's request back until the other end of the trap delivers or discards it.
+    fn hold(&self, call: Call) -> Option<Trap> {
+        let _ = call;
+        None
+    }
+
     /// After how long a hint is forged, if none comes by itself.
     fn forged_hint(&self) -> Option<Duration> {
         None
@@ -88,6 +96,9 @@ pub struct Switch {
 struct SwitchState {
     all: Option<Passage>,
     next: Vec<(Call, Passage)>,
+    traps: Vec<(Call, Trap)>,
+    cut: bool,
+    lose_reply: bool,
     calls: Vec<Call>,
 }
 
@@ -108,12 +119,31 @@ impl Switch {
         self.with(|state| {
             state.all = None;
             state.next.clear();
+            (state.cut, state.lose_reply) = (false, false);
         });
     }
 
     /// The next call of this kind goes this way.
     pub fn once(&self, call: Call, passage: Passage) {
         self.with(|state| state.next.push((call, passage)));
+    }
+
+    /// The connection breaks: the next call, of whatever kind, fails with [`ErrorKind::Unavailable`].
+    pub fn cut(&self) {
+        self.with(|state| state.cut = true);
+    }
+
+    /// The next call of a session, of whatever kind, is carried out and never answered.
+    pub fn lose_reply(&self) {
+        self.with(|state| state.lose_reply = true);
+    }
+
+    /// Keeps back the request of the next call of this kind. What is held outlives [`clear`](Self::clear).
+    #[must_use = "the request is discarded when this is dropped"]
+    pub fn hold_next(&self, call: Call) -> Held {
+        let (held, trap) = Held::pair();
+        self.with(|state| state.traps.push((call, trap)));
+        held
     }
 
     /// How often it was called so far.
@@ -131,10 +161,23 @@ impl Weather for Switch {
     fn passage(&self, call: Call) -> Passage {
         self.with(|state| {
             state.calls.push(call);
+            if call != Call::Hint && std::mem::take(&mut state.cut) {
+                return Passage::fail(ErrorKind::Unavailable);
+            }
+            if !matches!(call, Call::Open | Call::Hint) && std::mem::take(&mut state.lose_reply) {
+                return Passage::REPLY_LOST;
+            }
             match state.next.iter().position(|(next, _)| *next == call) {
                 Some(at) => state.next.remove(at).1,
                 None => state.all.unwrap_or(Passage::CLEAR),
             }
+        })
+    }
+
+    fn hold(&self, call: Call) -> Option<Trap> {
+        self.with(|state| {
+            let at = state.traps.iter().position(|(next, _)| *next == call)?;
+            Some(state.traps.remove(at).1)
         })
     }
 }
@@ -299,14 +342,20 @@ impl Far {
 
 impl FaultySession {
     async fn call(&self, request: Request) -> Result<Reply> {
+        let kept = self.air.weather.hold(request.call()).and_then(Trap::spring);
         let passage = self.air.weather.passage(request.call());
-        let reply = self.pass(passage, request).await;
+        let reply = self.pass(passage, kept, request).await;
         self.air.arrive().await;
         reply
     }
 
-    async fn pass(&self, passage: Passage, request: Request) -> Result<Reply> {
-        if passage == Passage::CLEAR {
+    async fn pass(
+        &self,
+        passage: Passage,
+        kept: Option<oneshot::Receiver<()>>,
+        request: Request,
+    ) -> Result<Reply> {
+        if passage == Passage::CLEAR && kept.is_none() {
             return self.far.perform(request).await;
         }
         if let Leg::Fail(kind) = passage.request {
@@ -316,6 +365,11 @@ impl FaultySession {
         let (far, air) = (Arc::clone(&self.far), self.air.clone());
         // On its own from here: what the caller gave up on still arrives.
         tokio::spawn(async move {
+            if let Some(kept) = kept
+                && kept.await.is_err()
+            {
+                return;
+            }
             let _ = air.travel(passage.request).await;
             let reply = far.perform(request).await;
             drop(far);

@@ -1,9 +1,11 @@
 //! What happened, who did it, and whether it kept the promises.
 //!
-//! A [`History`] is filled by a test or a simulation, in moments of one clock that everyone shares. Checking it
-//! needs no search: a lease lock says until when it was valid, so exclusion is a matter of intervals.
+//! A [`History`] is filled by a test or a simulation, in moments of one clock that everyone shares. Checking
+//! it needs no search: a lease lock says until when it was valid, so exclusion is a matter of intervals.
 
 mod check;
+#[cfg(test)]
+mod tests;
 mod timeline;
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -3,7 +3,6 @@
 
 mod conditions;
 mod connection;
-mod held;
 mod host;
 mod lane;
 mod shared;
@@ -16,10 +15,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use conditions::{Latency, Stall};
-pub use held::Held;
 use host::Host;
 pub use shared::Counts;
 use shared::Shared;
+
+use crate::held::Held;
 
 /// A TCP proxy between a client and a real server that breaks on demand.
 ///
@@ -152,7 +152,7 @@ impl FaultProxy {
     /// Keeps back the next chunk that a client sends, and all that follow on its connection.
     #[must_use = "the request is discarded when this is dropped"]
     pub fn hold_next_request(&self) -> Held {
-        let (held, trap) = held::pair();
+        let (held, trap) = Held::pair();
         self.shared().events().traps.push_back(trap);
         held
     }

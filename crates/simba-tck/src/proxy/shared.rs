@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::{oneshot, watch};
 
 use super::conditions::{Conditions, Outlook};
-use super::held::Trap;
+use crate::held::Trap;
 
 /// What a [`FaultProxy`](super::FaultProxy) has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

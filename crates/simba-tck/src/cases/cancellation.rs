@@ -1,0 +1,128 @@
+//! A future may be dropped anywhere.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use simba_core::{Claim, ContenderId, MutexName, Prior};
+use tokio::time::timeout;
+
+use crate::Fixture;
+use crate::world::{Peer, kept, lock, long, name, ours, polled, release, soon};
+
+/// More await points than any call has.
+const MANY: usize = 1_000;
+
+/// A lock that is dropped at any await point holds nothing and queues nowhere.
+pub async fn a_lock_dropped_at_every_await_point_leaves_nothing(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let mutex = name();
+    for polls in 0..MANY {
+        let locker = one.long_locker(&mutex);
+        let locked = soon("a free mutex is acquired", polled(locker.lock(), polls)).await;
+        let through = locked.map(|guard| drop(kept("a free mutex is acquired", guard))).is_some();
+        two.finds_nothing_of(&mutex).await;
+        if through {
+            return;
+        }
+    }
+    panic!("broken: a lock of a free mutex ends");
+}
+
+/// A wait that is dropped at any await point leaves the queue.
+pub async fn a_wait_dropped_at_every_await_point_leaves_nothing(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let mutex = name();
+    for polls in 0..5 {
+        let guard = lock(&two.long_locker(&mutex)).await;
+        let locker = one.long_locker(&mutex);
+        // What polls no more waits for ever.
+        let waited = timeout(Duration::from_millis(30), polled(locker.lock(), polls)).await;
+        assert!(!matches!(waited, Ok(Some(_))), "broken: who waits does not get what another holds");
+        two.finds_no_waiter_of(&mutex).await;
+        release(guard).await;
+        two.finds_nothing_of(&mutex).await;
+    }
+}
+
+/// A hundred waits, each dropped at a random time while the mutex goes from hand to hand, leave nothing.
+pub async fn a_wait_dropped_at_any_time_leaves_nothing(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let (mutex, over) = (name(), Arc::new(AtomicBool::new(false)));
+    let busy = tokio::spawn(take_turns(two, mutex.clone(), Arc::clone(&over)));
+    for round in 0..100 {
+        let locker = one.long_locker(&mutex);
+        let patience = Duration::from_micros(fastrand::u64(0..20_000));
+        match timeout(patience, locker.lock()).await {
+            Ok(guard) if round % 2 == 0 => drop(kept("a mutex is acquired in turn", guard)),
+            Ok(guard) => release(kept("a mutex is acquired in turn", guard)).await,
+            Err(_) => {}
+        }
+    }
+    over.store(true, Ordering::SeqCst);
+    let two = soon("the other one has its turns", busy).await.unwrap();
+    two.finds_nothing_of(&mutex).await;
+}
+
+/// Locks and releases until it is over.
+async fn take_turns(peer: Peer, mutex: MutexName, over: Arc<AtomicBool>) -> Peer {
+    while !over.load(Ordering::SeqCst) {
+        let guard = peer.lock(&mutex).await;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        release(guard).await;
+    }
+    peer
+}
+
+/// An open that is dropped at any await point leaves nothing.
+pub async fn an_open_dropped_at_every_await_point_leaves_nothing(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let mutex = name();
+    for polls in 0..MANY {
+        let claim = Claim::new(mutex.clone(), ContenderId::generate(), long());
+        let opened = soon("a session opens", polled(one.backend.open(claim), polls)).await;
+        let through = opened.map(|session| drop(kept("a session opens", session))).is_some();
+        two.finds_nothing_of(&mutex).await;
+        if through {
+            return;
+        }
+    }
+    panic!("broken: an open ends");
+}
+
+/// A call that is dropped at any await point can be repeated, and gives what the first may have won.
+pub async fn a_contend_dropped_at_every_await_point_can_be_repeated(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let mutex = name();
+    for polls in 0..MANY {
+        let mut asking = one.waiter(&mutex).await;
+        let contend = polled(asking.session.contend(Prior::Nothing), polls);
+        let through = soon("a call ends", contend).await.is_some();
+        let again = asking.contend(Prior::Unknown).await;
+        let token = ours("a repeated call gives what the first may have won", again);
+        asking.release(Some(token)).await;
+        two.finds_nothing_of(&mutex).await;
+        if through {
+            return;
+        }
+    }
+    panic!("broken: a call ends");
+}
+
+/// A release that is dropped at any await point can be repeated.
+pub async fn a_release_dropped_at_every_await_point_can_be_repeated(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let mutex = name();
+    for polls in 0..MANY {
+        let mut asking = one.waiter(&mutex).await;
+        let token = asking.take().await;
+        let released = polled(asking.session.release(Some(token)), polls);
+        let through = soon("a release ends", released).await.is_some();
+        asking.release(Some(token)).await;
+        two.finds_nothing_of(&mutex).await;
+        if through {
+            return;
+        }
+    }
+    panic!("broken: a release ends");
+}

@@ -1,0 +1,105 @@
+//! At most one holds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use simba_core::{ErrorKind, MutexName};
+
+use crate::Fixture;
+use crate::suite::CASE_LIMIT;
+use crate::world::{Peer, kept, lock, name, now, release, soon, try_lock, within};
+
+/// A held mutex is refused to others at once, and the refusal names the holder.
+pub async fn a_held_mutex_is_refused_and_its_holder_named(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let mutex = name();
+    let guard = one.lock(&mutex).await;
+    let locker = two.locker(&mutex);
+    assert!(try_lock(&locker).await.is_none(), "broken: a held mutex is refused");
+    let holder = guard.tenure().contender().clone();
+    assert_eq!(locker.last_holder().id, Some(holder), "broken: a refusal names the holder");
+    release(guard).await;
+    assert!(two.try_lock(&mutex).await.is_some(), "broken: a free mutex is given at once");
+}
+
+/// A wait ends when the mutex is released, and not before.
+pub async fn a_wait_ends_with_the_release(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let mutex = name();
+    let guard = one.lock(&mutex).await;
+    let locker = two.locker(&mutex);
+    let wait = tokio::spawn(async move { (lock(&locker).await, now()) });
+    tokio::time::sleep(fixture.lease().total()).await;
+    assert!(!wait.is_finished(), "broken: who waits does not get what another holds");
+    let released = now();
+    release(guard).await;
+    let (_guard, acquired) = soon("a wait ends with the release", wait).await.unwrap();
+    assert!(acquired >= released, "broken: nobody gets the mutex before its release");
+}
+
+/// A wait that runs out is an error that names the holder.
+pub async fn a_wait_that_runs_out_names_the_holder(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let mutex = name();
+    let guard = one.lock(&mutex).await;
+    let wait = fixture.lease().total();
+    let error = soon("a wait runs out", two.locker(&mutex).lock_timeout(wait)).await.unwrap_err();
+    assert_eq!(
+        error.kind(),
+        ErrorKind::Timeout,
+        "broken: held by another is no failure of the store: {error}"
+    );
+    assert_eq!(error.holder(), Some(guard.tenure().contender()), "broken: a timeout names the holder");
+    assert_eq!(error.mutex(), Some(&mutex), "broken: an error names the mutex");
+}
+
+/// Two lockers of one handle contend as two processes would.
+pub async fn two_lockers_of_one_handle_exclude_each_other(fixture: &dyn Fixture) {
+    let peer = Peer::connect(fixture).await;
+    let mutex = name();
+    let guard = peer.lock(&mutex).await;
+    assert!(peer.try_lock(&mutex).await.is_none(), "broken: one handle's lockers exclude each other");
+    release(guard).await;
+    assert!(peer.try_lock(&mutex).await.is_some(), "broken: a free mutex is given at once");
+}
+
+/// A counter that is read and written under the mutex loses no step.
+pub async fn a_counter_loses_no_step(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let (mutex, counter) = (name(), Arc::new(AtomicU64::new(0)));
+    let tasks: Vec<_> = [one, two]
+        .into_iter()
+        .flat_map(|peer| {
+            let peer = Arc::new(peer);
+            [0, 1].map(|_| tokio::spawn(count(Arc::clone(&peer), mutex.clone(), Arc::clone(&counter))))
+        })
+        .collect();
+    for task in tasks {
+        within(CASE_LIMIT, "everyone has all turns", task).await.unwrap();
+    }
+    assert_eq!(counter.load(Ordering::SeqCst), 20, "broken: two held at once and lost a step");
+}
+
+async fn count(peer: Arc<Peer>, mutex: MutexName, counter: Arc<AtomicU64>) {
+    let locker = peer.locker(&mutex);
+    for _ in 0..5 {
+        let guard = kept("everyone has its turn", locker.lock().await);
+        let seen = counter.load(Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        counter.store(seen + 1, Ordering::SeqCst);
+        release(guard).await;
+    }
+}
+
+/// A locker that holds its mutex refuses a second lock instead of waiting for itself.
+pub async fn a_locker_does_not_reenter(fixture: &dyn Fixture) {
+    let peer = Peer::connect(fixture).await;
+    let locker = peer.simba.locker(name());
+    let guard = lock(&locker).await;
+    let error = soon("a second lock is refused", locker.lock()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Reentered, "broken: a locker does not wait for itself");
+    assert!(guard.is_held(), "broken: a refused lock leaves the guard alone");
+    release(guard).await;
+    release(lock(&locker).await).await;
+}

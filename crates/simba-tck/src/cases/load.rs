@@ -1,0 +1,86 @@
+//! Many at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use simba_core::{Loss, Moment, MutexName};
+
+use crate::suite::CASE_LIMIT;
+use crate::world::{Peer, SOON, kept, lock, name, now, within};
+use crate::{Fixture, History, What};
+
+/// How many contend for one mutex, and how often each gets it.
+const CONTENDERS: usize = 50;
+const TURNS: usize = 3;
+
+/// Fifty contenders on five processes take turns on one mutex; the whole history keeps every promise.
+pub async fn fifty_contenders_take_turns(fixture: &dyn Fixture) {
+    let mut peers = Vec::new();
+    for _ in 0..5 {
+        peers.push(Arc::new(Peer::connect(fixture).await));
+    }
+    let (mutex, history) = (name(), History::new());
+    let contenders: Vec<_> = (0..CONTENDERS)
+        .map(|index| {
+            let peer = Arc::clone(&peers[index % peers.len()]);
+            tokio::spawn(take_turns(peer, mutex.clone(), format!("c{index:02}"), history.clone()))
+        })
+        .collect();
+    for contender in contenders {
+        within(CASE_LIMIT, "everyone has its turns", contender).await.unwrap();
+    }
+    let broken = history.check();
+    assert!(broken.is_empty(), "broken: {broken:?}\n{}", history.timeline());
+    peers[0].finds_nothing_of(&mutex).await;
+}
+
+async fn take_turns(peer: Arc<Peer>, mutex: MutexName, who: String, history: History) {
+    let locker = peer.locker(&mutex);
+    for _ in 0..TURNS {
+        let guard = kept("everyone has its turns", locker.lock().await);
+        let (tenure, token) = (guard.tenure(), guard.token());
+        history.record(since_zero(now()), &who, What::Acquired { token });
+        history.record(since_zero(now()), &who, What::WorkStarted { token });
+        tokio::task::yield_now().await;
+        history.record(since_zero(now()), &who, What::WorkEnded);
+        assert!(tenure.is_held(), "broken: a renewed hold is held: {:?}", tenure.loss());
+        let at = since_zero(now());
+        history.record(at, &who, What::Lost { loss: Loss::Released, valid_until: at });
+        kept("a release is confirmed", guard.release().await);
+    }
+}
+
+fn since_zero(at: Moment) -> Duration {
+    at - Moment::ZERO
+}
+
+/// Two hundred mutexes are held at once through one handle, for several leases.
+pub async fn two_hundred_mutexes_are_held_at_once(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let one = Arc::new(one);
+    let names: Vec<_> = std::iter::repeat_with(name).take(200).collect();
+    let locks: Vec<_> = names
+        .iter()
+        .map(|mutex| {
+            let (peer, mutex) = (Arc::clone(&one), mutex.clone());
+            tokio::spawn(async move { lock(&peer.locker(&mutex)).await })
+        })
+        .collect();
+    let mut guards = Vec::new();
+    for locked in locks {
+        guards.push(within(CASE_LIMIT, "every mutex is acquired", locked).await.unwrap());
+    }
+    tokio::time::sleep(fixture.lease().total() * 2).await;
+    for (guard, mutex) in guards.iter().zip(&names) {
+        assert!(guard.is_held(), "broken: every hold is renewed: {:?}", guard.tenure().loss());
+        assert_eq!(guard.tenure().mutex(), mutex, "broken: a hold is of the mutex that was asked for");
+    }
+    for mutex in names.iter().step_by(20) {
+        assert!(two.try_lock(mutex).await.is_none(), "broken: every held mutex is refused to others");
+    }
+    drop(guards);
+    within(SOON, "a shutdown ends", one.simba.shutdown()).await;
+    for mutex in names.iter().step_by(20) {
+        assert!(two.try_lock(mutex).await.is_some(), "broken: a shutdown frees every mutex");
+    }
+}

@@ -1,0 +1,71 @@
+//! A network that can be broken, whatever it is made of.
+
+use crate::{Call, FaultProxy, Held, Passage, Switch};
+
+/// What lies between one connection and its store.
+///
+/// Implemented for [`FaultProxy`], in front of a real server, and for [`Switch`], in front of a backend
+/// without a network of its own.
+pub trait Network: Send + Sync {
+    /// Lets nothing through in either direction, without an error.
+    fn stall(&self);
+
+    /// Lets everything through again.
+    fn heal(&self);
+
+    /// Breaks what is connected now; it can connect again at once.
+    fn cut(&self);
+
+    /// Lets the next request reach the store and loses its reply.
+    fn lose_next_reply(&self);
+
+    /// Keeps back the next request, to deliver it when nobody waits for it any more; `None` if this network
+    /// cannot.
+    fn hold_next_request(&self) -> Option<Held> {
+        None
+    }
+}
+
+impl Network for FaultProxy {
+    fn stall(&self) {
+        Self::stall(self);
+    }
+
+    fn heal(&self) {
+        self.pass();
+    }
+
+    fn cut(&self) {
+        Self::cut(self);
+    }
+
+    fn lose_next_reply(&self) {
+        self.drop_next_reply();
+    }
+
+    fn hold_next_request(&self) -> Option<Held> {
+        Some(Self::hold_next_request(self))
+    }
+}
+
+impl Network for Switch {
+    fn stall(&self) {
+        self.set(Passage::HANG);
+    }
+
+    fn heal(&self) {
+        self.clear();
+    }
+
+    fn cut(&self) {
+        Self::cut(self);
+    }
+
+    fn lose_next_reply(&self) {
+        self.lose_reply();
+    }
+
+    fn hold_next_request(&self) -> Option<Held> {
+        Some(self.hold_next(Call::Contend))
+    }
+}
