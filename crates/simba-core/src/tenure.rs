@@ -232,22 +232,29 @@ impl Tenure {
     }
 
     /// Waits until the moment that `when` gives is reached or `told` says so, however often it moves.
-    async fn reached(&self, when: fn(&State) -> Moment, told: fn(&State) -> bool) {
-        let Inner { state, clock, .. } = &*self.inner;
-        loop {
-            // The clock is read under the lock: between a look at the deadline and one at the clock, a
-            // renewal could move the one and time pass the other.
-            let (at, over) = state.read(|state| {
-                let at = when(state);
-                (at, told(state) || clock.now() >= at)
-            });
-            if over {
-                return;
-            }
-            tokio::select! {
-                biased;
-                () = state.until(|state| (told(state) || when(state) < at).then_some(())) => {}
-                () = clock.sleep_until(at) => {}
+    #[expect(clippy::manual_async_fn, reason = "an async fn keeps its arguments twice, for every held mutex")]
+    fn reached(
+        &self,
+        when: fn(&State) -> Moment,
+        told: fn(&State) -> bool,
+    ) -> impl Future<Output = ()> + Send {
+        async move {
+            let Inner { state, clock, .. } = &*self.inner;
+            loop {
+                // The clock is read under the lock: between a look at the deadline and one at the clock, a
+                // renewal could move the one and time pass the other.
+                let (at, over) = state.read(|state| {
+                    let at = when(state);
+                    (at, told(state) || clock.now() >= at)
+                });
+                if over {
+                    return;
+                }
+                tokio::select! {
+                    biased;
+                    () = state.until(|state| (told(state) || when(state) < at).then_some(())) => {}
+                    () = clock.sleep_until(at) => {}
+                }
             }
         }
     }
@@ -302,6 +309,12 @@ impl Tenure {
         })
     }
 
+    /// Ends it for the reason that was announced, unless it is over already; returns the reason that counts.
+    pub(crate) fn end_announced(&self) -> Loss {
+        let announced = self.inner.state.read(|state| state.closing.clone());
+        self.end(announced.unwrap_or(Loss::Released))
+    }
+
     /// Completes when the end is announced or reached.
     pub(crate) async fn closing(&self) {
         let told = |state: &State| state.closing.is_some() || state.ended.is_some();
@@ -327,9 +340,9 @@ impl Tenure {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Completes when no work is under way.
-    pub(crate) async fn idle(&self) {
-        self.inner.state.until(|state| (state.work == 0).then_some(())).await;
+    /// Completes when no work is under way, or when the mutex is lost.
+    pub(crate) fn wound_up(&self) -> impl Future<Output = ()> + Send {
+        self.reached(|state| state.deadline, |state| state.work == 0 || state.ended.is_some())
     }
 }
 

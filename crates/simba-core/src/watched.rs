@@ -1,6 +1,6 @@
 //! A value that one side changes and others wait on: level-triggered, and a fraction of a channel's size.
 
-use std::pin::pin;
+use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -34,15 +34,17 @@ impl<T> Watched<T> {
     }
 
     /// Waits until `look` finds what it wants. Cancel safe: the value keeps what the look would find.
-    pub(crate) async fn until<R>(&self, mut look: impl FnMut(&T) -> Option<R>) -> R {
-        loop {
-            let mut rung = pin!(self.bell.notified());
-            // Listening starts before the look, so that no change falls in between.
-            rung.as_mut().enable();
-            if let Some(found) = self.read(&mut look) {
-                return found;
+    #[expect(clippy::manual_async_fn, reason = "an async fn keeps its arguments twice, for every held mutex")]
+    pub(crate) fn until<R>(&self, mut look: impl FnMut(&T) -> Option<R>) -> impl Future<Output = R> {
+        async move {
+            loop {
+                // From here on `notify_waiters` is heard, so that no change falls between the look and the wait.
+                let rung = self.bell.notified();
+                if let Some(found) = self.read(&mut look) {
+                    return found;
+                }
+                rung.await;
             }
-            rung.await;
         }
     }
 

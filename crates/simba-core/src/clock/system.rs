@@ -52,6 +52,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn every_sleep_of_a_crowd_ends_at_its_moment_and_not_before() {
+        let start = SystemClock.now();
+        // Ten in a millisecond: more than the timer thread wakes up for one by one.
+        let sleeps = (0..300).map(|n| async move {
+            let at = start + Duration::from_micros(n * 100);
+            SystemClock.sleep_until(at).await;
+            SystemClock.now() >= at
+        });
+        assert!(futures_util::future::join_all(sleeps).await.into_iter().all(|on_time| on_time));
+    }
+
+    #[tokio::test]
     async fn an_earlier_sleep_is_not_held_up_by_a_later_one() {
         let late = SystemClock.sleep_until(SystemClock.now() + Duration::from_secs(3600));
         let early = SystemClock.sleep_until(SystemClock.now() + Duration::from_millis(20));

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
+use std::time::Duration;
 
 use super::alarm::Alarm;
 use super::moment::Moment;
@@ -18,19 +19,25 @@ pub(super) struct Timer {
     alarm: Alarm,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Entries {
     wakers: BTreeMap<(Moment, u64), Waker>,
     next: u64,
-    /// When the alarm goes off. It may go off with nothing due; it never goes off late.
+    /// When the alarm goes off. It may go off with nothing due; it never goes off later than it may.
     armed: Option<Moment>,
+    /// When it may go off next.
+    earliest: Moment,
 }
+
+/// How far apart two alarms are at the least. With thousands of timers a second, waking up for each would cost
+/// more than all that they are for. A timer is late by this at most, and only right after another.
+const GAP: Duration = Duration::from_millis(1);
 
 impl Timer {
     /// Starts the thread that serves all timers for the life of the process.
     pub(super) fn start() -> &'static Self {
         let timer: &'static Self =
-            Box::leak(Box::new(Self { entries: Mutex::default(), alarm: Alarm::new() }));
+            Box::leak(Box::new(Self { entries: Mutex::new(Entries::new()), alarm: Alarm::new() }));
         thread::Builder::new()
             .name("simba-timer".into())
             .spawn(move || timer.serve())
@@ -50,11 +57,16 @@ impl Timer {
 
     fn take_due(&self) -> Vec<Waker> {
         let mut entries = self.entries();
-        let later = entries.wakers.split_off(&(now(), u64::MAX));
+        let now = now();
+        let later = entries.wakers.split_off(&(now, u64::MAX));
         let due = std::mem::replace(&mut entries.wakers, later);
-        entries.armed = entries.wakers.first_key_value().map(|((at, _), _)| *at);
-        if let Some(at) = entries.armed {
-            self.alarm.set(at);
+        if !due.is_empty() {
+            entries.earliest = now + GAP;
+        }
+        entries.armed = None;
+        if let Some(((at, _), _)) = entries.wakers.first_key_value() {
+            let at = *at;
+            self.arm(&mut entries, at);
         }
         due.into_values().collect()
     }
@@ -68,15 +80,27 @@ impl Timer {
         let id = entries.next;
         entries.next += 1;
         entries.wakers.insert((at, id), waker);
+        self.arm(&mut entries, at);
+        id
+    }
+
+    /// Lets the alarm go off for `at`, unless it goes off before anyway.
+    fn arm(&self, entries: &mut Entries, at: Moment) {
+        let at = at.max(entries.earliest);
         if entries.armed.is_none_or(|armed| at < armed) {
             entries.armed = Some(at);
             self.alarm.set(at);
         }
-        id
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entries {
+    const fn new() -> Self {
+        Self { wakers: BTreeMap::new(), next: 0, armed: None, earliest: Moment::ZERO }
     }
 }
 

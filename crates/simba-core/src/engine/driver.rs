@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::link::{Link, Wish};
 use super::machine::{Machine, Step};
-use super::pacing::{Grant, Pacing};
+use super::pacing::Grant;
 use crate::backend::{Answer, Claim, Intent, Prior, Session};
 use crate::clock::{Moment, within};
 use crate::error::{Error, ErrorKind, Result};
@@ -38,16 +38,14 @@ pub(crate) struct Order {
     pub(crate) min_hold: Duration,
 }
 
-impl Order {
-    fn contender(&self) -> ContenderId {
-        self.id.clone().unwrap_or_else(ContenderId::generate)
-    }
-}
-
 /// One contender at work. It alone touches its session; handles only see its [`Link`].
 pub(crate) struct Driver {
     core: Arc<Core>,
-    order: Order,
+    mutex: MutexName,
+    /// Every session gets a fresh id: the caller chose none.
+    fresh_ids: bool,
+    mode: Mode,
+    min_hold: Duration,
     link: Link,
     machine: Machine,
     session: Option<Box<dyn Session>>,
@@ -79,15 +77,30 @@ impl Driver {
     }
 
     fn new(core: Arc<Core>, order: Order, link: Link) -> Self {
-        let start = core.clock.now() + order.initial_delay;
-        let machine = Machine::new(order.contender(), order.lease, order.max_hold, start);
+        // The rest of the order is the machine's, once.
+        let Order { mutex, id, lease, mode, initial_delay, max_hold, min_hold } = order;
+        let start = core.clock.now() + initial_delay;
+        let fresh_ids = id.is_none();
+        let machine = Machine::new(id.unwrap_or_else(ContenderId::generate), lease, max_hold, start);
         link.call(machine.me());
         let random = fastrand::Rng::with_seed(core.seed());
-        Self { core, order, link, machine, session: None, tenure: None, failing_since: None, random }
+        Self {
+            core,
+            mutex,
+            fresh_ids,
+            mode,
+            min_hold,
+            link,
+            machine,
+            session: None,
+            tenure: None,
+            failing_since: None,
+            random,
+        }
     }
 
     /// Contends until the mode or the handle ends it, then leaves nothing behind at the store.
-    async fn drive(mut self) {
+    async fn drive(&mut self) {
         let outcome = self.turns().await;
         // The mutex and the place in the queue may be another's, who has our id.
         let twin = matches!(&outcome, Err(error) if error.kind() == ErrorKind::Config);
@@ -99,7 +112,9 @@ impl Driver {
     }
 
     async fn turns(&mut self) -> Result<()> {
-        self.rest().await;
+        if self.core.clock.now() < self.machine.due() {
+            self.rest().await;
+        }
         loop {
             if self.core.closing.is_cancelled() {
                 self.link.stop();
@@ -109,7 +124,8 @@ impl Driver {
                     self.close(Loss::Released).await;
                     return Ok(());
                 }
-                Wish::StepDown(cooldown) => self.step_down(cooldown).await,
+                // Boxed: seldom, and larger than all that a driver does often.
+                Wish::StepDown(cooldown) => Box::pin(self.step_down(cooldown)).await,
                 Wish::Stop | Wish::Hold => {
                     if self.attempt().await? == Flow::Finished {
                         return Ok(());
@@ -147,10 +163,10 @@ impl Driver {
         if self.session.is_some() {
             return Ok(());
         }
-        let Order { mutex, lease, mode, .. } = &self.order;
-        let intent = if *mode == Mode::Try { Intent::Try } else { Intent::Queue };
-        let claim = Claim::new(mutex.clone(), self.machine.me().clone(), *lease).with_intent(intent);
-        let limit = Pacing::new(*lease).call_limit(None);
+        let intent = if self.mode == Mode::Try { Intent::Try } else { Intent::Queue };
+        let (mutex, contender) = (self.mutex.clone(), self.machine.me().clone());
+        let claim = Claim::new(mutex, contender, *self.machine.lease()).with_intent(intent);
+        let limit = self.machine.pacing().call_limit(None);
         let opened = within(&*self.core.clock, limit, self.core.backend.open(claim)).await;
         self.session = Some(opened.unwrap_or_else(|| Err(unanswered(limit)))?);
         Ok(())
@@ -165,7 +181,7 @@ impl Driver {
         match self.machine.observed(sent, prior, now, answer, roll) {
             Step::Keep => {
                 self.link.saw(owner);
-                return Ok(if self.order.mode == Mode::Try { Flow::Finished } else { Flow::On });
+                return Ok(if self.mode == Mode::Try { Flow::Finished } else { Flow::On });
             }
             Step::Acquired(grant) => self.acquire(grant, owner),
             Step::Renewed(grant) => {
@@ -185,7 +201,7 @@ impl Driver {
             Step::Duplicate => {
                 self.link.saw(owner);
                 self.link.fail(Some(self.duplicate()));
-                return if self.order.mode == Mode::Forever { Ok(Flow::On) } else { Err(self.duplicate()) };
+                return if self.mode == Mode::Forever { Ok(Flow::On) } else { Err(self.duplicate()) };
             }
         }
         Ok(Flow::On)
@@ -193,11 +209,11 @@ impl Driver {
 
     /// A failed call is neither a loss nor a renewal. What it ends is the patience of a waiter.
     fn failed(&mut self, began: Moment, error: Error) -> Result<Flow> {
-        let error = error.with_backend(self.core.backend.name()).with_mutex(&self.order.mutex);
+        let error = error.with_backend(self.core.backend.name()).with_mutex(&self.mutex);
         let now = self.core.clock.now();
         let since = *self.failing_since.get_or_insert(began);
-        tracing::debug!(mutex = %self.order.mutex, contender = %self.machine.me(), %error, "call failed");
-        let gives_up = match self.order.mode {
+        tracing::debug!(mutex = %self.mutex, contender = %self.machine.me(), %error, "call failed");
+        let gives_up = match self.mode {
             _ if self.machine.is_holding() => false,
             Mode::Try => true,
             // A call that began before the patience was over may have missed the end of the fault.
@@ -208,12 +224,12 @@ impl Driver {
             return Err(error);
         }
         self.machine.failed(now, error.is_transient(), self.random.f64());
-        if let (Mode::Once(patience), false) = (self.order.mode, self.machine.is_holding()) {
+        if let (Mode::Once(patience), false) = (self.mode, self.machine.is_holding()) {
             // The last try is not slept away.
             self.machine.due_by(since + patience);
         }
         if let (true, Some(tenure)) = (seeded::on(Bug::FailureRenews), &self.tenure) {
-            tenure.extend(now + self.order.lease.total());
+            tenure.extend(now + self.machine.lease().total());
         }
         self.link.fail(Some(error));
         Ok(Flow::On)
@@ -232,7 +248,7 @@ impl Driver {
         let message = "another live contender has the same id: leave the id out, or give each its own";
         Error::new(ErrorKind::Config, message)
             .with_backend(self.core.backend.name())
-            .with_mutex(&self.order.mutex)
+            .with_mutex(&self.mutex)
             .with_holder(self.machine.me().clone())
     }
 
@@ -272,13 +288,13 @@ impl Driver {
     }
 
     fn linger_end(&self) -> Option<Moment> {
-        self.tenure.as_ref().map(|tenure| tenure.acquired_at() + self.order.min_hold)
+        self.tenure.as_ref().map(|tenure| tenure.acquired_at() + self.min_hold)
     }
 
     // ===== beginning and ending a tenure =====
 
     fn acquire(&mut self, grant: Grant, owner: MutexOwner) {
-        let (Order { mutex, max_hold, .. }, contender) = (&self.order, self.machine.me());
+        let (mutex, contender) = (&self.mutex, self.machine.me());
         let terms = Terms {
             mutex: mutex.clone(),
             contender: contender.clone(),
@@ -286,7 +302,7 @@ impl Driver {
             acquired_at: grant.sent,
             deadline: grant.deadline,
             grace: grant.grace,
-            max_hold: *max_hold,
+            max_hold: self.machine.max_hold(),
         };
         tracing::debug!(%mutex, %contender, token = grant.token.get(), "acquired");
         let tenure = Tenure::new(Arc::clone(&self.core.clock), terms);
@@ -310,24 +326,21 @@ impl Driver {
             tracing::warn!(%mutex, %contender, token = tenure.token().get(), %loss, "lost");
             self.link.withdraw(owner);
         }
-        if self.order.mode == Mode::Forever {
+        if self.mode == Mode::Forever {
             return Ok(Flow::On);
         }
         let lost = Error::new(ErrorKind::Lost, format!("the mutex is lost: {loss}"));
-        Err(lost.with_backend(self.core.backend.name()).with_mutex(&self.order.mutex))
+        Err(lost.with_backend(self.core.backend.name()).with_mutex(&self.mutex))
     }
 
     /// Ends a tenure in order: tell the work, wait for it until the deadline at most, then end.
     async fn close(&mut self, why: Loss) {
         let Some(tenure) = self.tenure.clone() else { return };
-        tenure.close(why.clone());
-        tokio::select! {
-            biased;
-            () = tenure.idle() => {}
-            _ = tenure.lost() => {}
-            () = async {}, if seeded::on(Bug::FreeBeforeWorkEnds) => {}
+        tenure.close(why);
+        if !seeded::on(Bug::FreeBeforeWorkEnds) {
+            tenure.wound_up().await;
         }
-        let loss = tenure.end(why);
+        let loss = tenure.end_announced();
         self.tenure = None;
         let (mutex, contender) = (tenure.mutex(), tenure.contender());
         tracing::debug!(%mutex, %contender, token = tenure.token().get(), %loss, "released");
@@ -341,7 +354,7 @@ impl Driver {
         let due = self.core.clock.now() + cooldown;
         match released {
             // A release that was repeated may arrive once more, late: it must find another id in the store.
-            _ if self.order.id.is_none() => self.begin_anew(due),
+            _ if self.fresh_ids => self.begin_anew(due),
             Ok(()) => self.machine.released(due),
             // The store may still have it; the next call takes it anew or finds it expired.
             Err(error) => {
@@ -351,9 +364,10 @@ impl Driver {
         }
     }
 
-    /// Contends as another from `due` on.
+    /// Contends as another, under a fresh id, from `due` on.
     fn begin_anew(&mut self, due: Moment) {
-        self.machine = Machine::new(self.order.contender(), self.order.lease, self.order.max_hold, due);
+        let (lease, max_hold) = (*self.machine.lease(), self.machine.max_hold());
+        self.machine = Machine::new(ContenderId::generate(), lease, max_hold, due);
         self.link.call(self.machine.me());
         self.session = None;
     }
@@ -363,17 +377,17 @@ impl Driver {
     /// Frees the mutex, leaves the queue and passes a wake-up on, unless the store surely has nothing of us.
     /// Tries for as long as a lease of ours could last; after that there is nothing to free.
     async fn leave(&mut self) -> Result<()> {
-        let queued = self.order.mode != Mode::Try;
+        let queued = self.mode != Mode::Try;
         if seeded::on(Bug::NoRelease) {
             return Ok(());
         }
         let Some(session) = self.session.as_mut().filter(|_| queued || !self.machine.has_nothing()) else {
             return Ok(());
         };
-        let (clock, pacing) = (&*self.core.clock, Pacing::new(self.order.lease));
+        let (clock, pacing) = (&*self.core.clock, self.machine.pacing());
         let limit = pacing.call_limit(None);
         let token = self.machine.token();
-        let end = clock.now() + self.order.lease.total();
+        let end = clock.now() + self.machine.lease().total();
         for tried in 1.. {
             let released = within(clock, limit, session.release(token)).await;
             let error = match released.unwrap_or_else(|| Err(unanswered(limit))) {
@@ -382,7 +396,7 @@ impl Driver {
             };
             let again = clock.now() + pacing.retry_waiting(tried, true, self.random.f64());
             if again >= end || !error.is_transient() {
-                return Err(error.with_backend(self.core.backend.name()).with_mutex(&self.order.mutex));
+                return Err(error.with_backend(self.core.backend.name()).with_mutex(&self.mutex));
             }
             clock.sleep_until(again).await;
         }
@@ -399,7 +413,7 @@ impl Drop for Driver {
         }
         if !self.link.is_done() {
             let error = Error::new(ErrorKind::Closed, "the runtime ended before the contender did");
-            self.link.conclude(Err(error.with_mutex(&self.order.mutex)));
+            self.link.conclude(Err(error.with_mutex(&self.mutex)));
             self.link.finish(Ok(()));
         }
     }

@@ -1,5 +1,6 @@
 //! What a driver and its handles share: the handles wish, the driver reports.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ pub(crate) struct Link {
 struct Shared {
     contender: Option<ContenderId>,
     wish: Wish,
-    tenure: Option<(Tenure, MutexState)>,
+    tenure: Option<Tenure>,
     state: MutexState,
     error: Option<Error>,
     /// The store has answered at least once.
@@ -99,8 +100,8 @@ impl Link {
     pub(crate) async fn next(&self, last: Option<&Tenure>) -> Option<(Tenure, MutexState)> {
         self.shared
             .until(|shared| match &shared.tenure {
-                Some((tenure, state)) if last.is_none_or(|last| !last.is_same(tenure)) => {
-                    Some(Some((tenure.clone(), state.clone())))
+                Some(tenure) if last.is_none_or(|last| !last.is_same(tenure)) => {
+                    Some(Some((tenure.clone(), shared.state.clone())))
                 }
                 _ => shared.outcome.as_ref().map(|_| None),
             })
@@ -112,7 +113,7 @@ impl Link {
     }
 
     pub(crate) fn tenure(&self) -> Option<Tenure> {
-        self.shared.read(|shared| shared.tenure.as_ref().map(|(tenure, _)| tenure.clone()))
+        self.shared.read(|shared| shared.tenure.clone())
     }
 
     pub(crate) fn state(&self) -> MutexState {
@@ -141,7 +142,7 @@ impl Link {
 impl Shared {
     fn open_or_done(&self) -> Option<Result<Tenure, Result<()>>> {
         match &self.tenure {
-            Some((tenure, _)) if tenure.is_open() => Some(Ok(tenure.clone())),
+            Some(tenure) if tenure.is_open() => Some(Ok(tenure.clone())),
             _ => self.outcome.clone().map(Err),
         }
     }
@@ -160,8 +161,8 @@ impl Link {
     }
 
     /// Waits until the handle wants something else than to hold.
-    pub(crate) async fn wishes_otherwise(&self) {
-        self.shared.until(|shared| (shared.wish != Wish::Hold).then_some(())).await;
+    pub(crate) fn wishes_otherwise(&self) -> impl Future<Output = ()> + Send {
+        self.shared.until(|shared| (shared.wish != Wish::Hold).then_some(()))
     }
 
     /// A step-down is being carried out; unless a stop comes meanwhile, contend again afterwards.
@@ -183,7 +184,7 @@ impl Link {
         self.shared.update(|shared| {
             shared.saw(owner);
             shared.error = None;
-            shared.tenure = Some((tenure, shared.state.clone()));
+            shared.tenure = Some(tenure);
         });
     }
 

@@ -259,6 +259,14 @@ impl Machine {
         self.prior == Prior::Nothing
     }
 
+    pub(crate) const fn max_hold(&self) -> Option<Duration> {
+        self.max_hold
+    }
+
+    pub(crate) const fn pacing(&self) -> &Pacing {
+        &self.pacing
+    }
+
     pub(crate) const fn lease(&self) -> &Lease {
         self.pacing.lease()
     }

@@ -40,8 +40,13 @@ impl ContenderId {
         let pid = std::process::id();
         // A forked child inherits the cache; its pid does not fit and it makes the suffix anew.
         let cached = SUFFIX.get_or_init(|| (pid, suffix(pid)));
-        let suffix = if cached.0 == pid { cached.1.clone() } else { suffix(pid) };
-        Self(format!("{}{suffix}", nonce()).into())
+        let mut id = String::with_capacity(Self::MAX_LEN);
+        id.extend(nonce());
+        match cached {
+            (cached, suffix) if *cached == pid => id.push_str(suffix),
+            _ => id.push_str(&suffix(pid)),
+        }
+        Self(id.into())
     }
 
     /// Checks an id of the caller's own choice.
@@ -118,15 +123,13 @@ fn is_plain(c: char) -> bool {
 }
 
 /// 60 random bits. The operating system's source, so that two containers that start alike still differ.
-fn nonce() -> String {
+fn nonce() -> [char; NONCE_LEN] {
     let mut bits = getrandom::u64().unwrap_or_else(|_| fastrand::u64(..));
-    (0..NONCE_LEN)
-        .map(|_| {
-            let c = BASE32[(bits % 32) as usize];
-            bits /= 32;
-            char::from(c)
-        })
-        .collect()
+    [(); NONCE_LEN].map(|()| {
+        let c = BASE32[(bits % 32) as usize];
+        bits /= 32;
+        char::from(c)
+    })
 }
 
 /// `.<pid in base 36>@<host>`, cut so that the whole id fits.

@@ -1,3 +1,4 @@
+use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -33,12 +34,34 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct Lease {
-    ttl: Duration,
-    transition: Duration,
-    renew_at: Duration,
-    grace: Duration,
-    margin: Duration,
-    poll: Duration,
+    ttl: Span,
+    transition: Span,
+    renew_at: Span,
+    grace: Span,
+    margin: Span,
+    poll: Span,
+}
+
+/// A duration of at most 584 years in half the space: a process may keep a lease for each of many mutexes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Span(u64);
+
+impl Span {
+    const fn get(self) -> Duration {
+        Duration::from_nanos(self.0)
+    }
+}
+
+impl From<Duration> for Span {
+    fn from(duration: Duration) -> Self {
+        Self(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
 }
 
 /// Below this, scheduling noise decides who holds.
@@ -96,7 +119,14 @@ impl Lease {
             )));
         }
         let margin = (total / 100).max(MIN_MARGIN);
-        let lease = Self { ttl, transition, renew_at: ttl / 3 * 2, grace: transition / 2, margin, poll: ttl };
+        let lease = Self {
+            ttl: ttl.into(),
+            transition: transition.into(),
+            renew_at: (ttl / 3 * 2).into(),
+            grace: (transition / 2).into(),
+            margin: margin.into(),
+            poll: ttl.into(),
+        };
         lease.checked()
     }
 
@@ -107,7 +137,7 @@ impl Lease {
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) unless it lies after 0 and before both the end of
     /// the ttl and *expiring*.
     pub fn with_renew_at(self, renew_at: Duration) -> Result<Self> {
-        Self { renew_at, ..self }.checked()
+        Self { renew_at: renew_at.into(), ..self }.checked()
     }
 
     /// Tells the holder to stop `grace` before the deadline; default half of `transition`.
@@ -120,7 +150,7 @@ impl Lease {
         if grace.is_zero() {
             return Err(Error::invalid("a grace of zero leaves the work no time to stop: take at least 1ms"));
         }
-        Self { grace, ..self }.checked()
+        Self { grace: grace.into(), ..self }.checked()
     }
 
     /// Ends `margin` before the store does, against clocks of different rate; default 1 % of the lease,
@@ -133,7 +163,7 @@ impl Lease {
         if margin.is_zero() {
             return Err(Error::invalid("a margin of zero trusts all clocks to run alike: take at least 1ms"));
         }
-        Self { margin, ..self }.checked()
+        Self { margin: margin.into(), ..self }.checked()
     }
 
     /// Looks at least every `poll` while waiting, should every wake-up be lost; default `ttl`.
@@ -145,12 +175,13 @@ impl Lease {
         if poll < Duration::from_millis(1) || poll > MAX_TOTAL {
             return Err(Error::invalid(format!("a poll of {poll:?} is out of range: take 1ms to 24h")));
         }
-        Ok(Self { poll, ..self })
+        Ok(Self { poll: poll.into(), ..self })
     }
 
     /// The order of the moments, checked where they meet.
     fn checked(self) -> Result<Self> {
-        let Self { ttl, transition, renew_at, grace, margin, poll: _ } = self;
+        let (ttl, transition, renew_at) = (self.ttl(), self.transition(), self.renew_at());
+        let (grace, margin) = (self.grace(), self.margin());
         let Some(expiring) = grace
             .checked_add(margin)
             .and_then(|stop| self.total().checked_sub(stop))
@@ -178,43 +209,43 @@ impl Lease {
     /// The window in which the holder renews.
     #[must_use]
     pub const fn ttl(&self) -> Duration {
-        self.ttl
+        self.ttl.get()
     }
 
     /// The window after `ttl` in which only the holder may renew.
     #[must_use]
     pub const fn transition(&self) -> Duration {
-        self.transition
+        self.transition.get()
     }
 
     /// What is asked of the store: `ttl` + `transition`.
     #[must_use]
     pub fn total(&self) -> Duration {
-        self.ttl + self.transition
+        self.ttl() + self.transition()
     }
 
     /// When the holder renews, counted from the last renewal.
     #[must_use]
     pub const fn renew_at(&self) -> Duration {
-        self.renew_at
+        self.renew_at.get()
     }
 
     /// How long before the deadline the holder is told to stop.
     #[must_use]
     pub const fn grace(&self) -> Duration {
-        self.grace
+        self.grace.get()
     }
 
     /// How long before the store's end the holder's deadline lies.
     #[must_use]
     pub const fn margin(&self) -> Duration {
-        self.margin
+        self.margin.get()
     }
 
     /// The longest a waiter rests without looking.
     #[must_use]
     pub const fn poll(&self) -> Duration {
-        self.poll
+        self.poll.get()
     }
 }
 

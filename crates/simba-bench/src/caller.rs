@@ -1,0 +1,104 @@
+//! One contender on one mutex, ours or raw, behind one interface.
+
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use simba_core::{
+    Answer, Backend, Claim, Clock, ContenderId, FencingToken, Guard, Lease, Locker, Moment, MutexName, Prior,
+    Session, SystemClock, async_trait,
+};
+
+/// Takes and frees one mutex, again and again.
+#[async_trait]
+pub(crate) trait Caller: Send {
+    /// Takes and frees it `count` times, uncontended, and as fast as it can.
+    async fn pairs(&mut self, count: u32) -> Result<()>;
+
+    /// Waits for it. The moment that counts: ours when the call returned, raw when the wake-up came.
+    async fn acquire(&mut self) -> Result<Moment>;
+
+    /// Frees it.
+    async fn release(&mut self) -> Result<()>;
+}
+
+/// Ours.
+pub(crate) struct LockerCaller {
+    locker: Locker,
+    guard: Option<Guard>,
+}
+
+impl LockerCaller {
+    pub(crate) fn new(locker: Locker) -> Self {
+        Self { locker, guard: None }
+    }
+}
+
+#[async_trait]
+impl Caller for LockerCaller {
+    async fn pairs(&mut self, count: u32) -> Result<()> {
+        for _ in 0..count {
+            self.locker.lock().await?.release().await?;
+        }
+        Ok(())
+    }
+
+    async fn acquire(&mut self) -> Result<Moment> {
+        self.guard = Some(self.locker.lock().await?);
+        Ok(SystemClock.now())
+    }
+
+    async fn release(&mut self) -> Result<()> {
+        if let Some(guard) = self.guard.take() {
+            guard.release().await?;
+        }
+        Ok(())
+    }
+}
+
+/// The backend's session without the engine: no task, no timer, no deadline.
+pub(crate) struct SessionCaller {
+    backend: Arc<dyn Backend>,
+    claim: Claim,
+    held: Option<(Box<dyn Session>, Option<FencingToken>)>,
+}
+
+impl SessionCaller {
+    pub(crate) fn new(backend: Arc<dyn Backend>, mutex: MutexName) -> Self {
+        let claim = Claim::new(mutex, ContenderId::generate(), Lease::default());
+        Self { backend, claim, held: None }
+    }
+}
+
+#[async_trait]
+impl Caller for SessionCaller {
+    async fn pairs(&mut self, count: u32) -> Result<()> {
+        for _ in 0..count {
+            let mut session = self.backend.open(self.claim.clone()).await?;
+            match session.contend(Prior::Nothing).await? {
+                Answer::Ours(ours) => session.release(ours.token).await?,
+                other => bail!("an uncontended mutex was refused: {other:?}"),
+            }
+        }
+        Ok(())
+    }
+
+    async fn acquire(&mut self) -> Result<Moment> {
+        let mut session = self.backend.open(self.claim.clone()).await?;
+        let mut woken = SystemClock.now();
+        loop {
+            if let Answer::Ours(ours) = session.contend(Prior::Nothing).await? {
+                self.held = Some((session, ours.token));
+                return Ok(woken);
+            }
+            session.changed().await?;
+            woken = SystemClock.now();
+        }
+    }
+
+    async fn release(&mut self) -> Result<()> {
+        if let Some((mut session, token)) = self.held.take() {
+            session.release(token).await?;
+        }
+        Ok(())
+    }
+}

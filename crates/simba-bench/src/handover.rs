@@ -1,0 +1,142 @@
+//! Hand-over: from the call of release to the return of the next waiter's lock.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use simba_core::{Backend, Clock, Moment, MutexName, Simba, SystemClock};
+use tokio::task::JoinSet;
+
+use crate::Effort;
+use crate::caller::{Caller, LockerCaller};
+use crate::report::{Row, Unit};
+use crate::stats::percentile;
+use crate::target::Target;
+
+/// How long all waiters together may take to queue up.
+const QUEUE_UP: Duration = Duration::from_secs(30);
+
+/// Hand-over with one waiter and with a thousand; the floor is a raw wake-up of one waiter.
+pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
+    let (rounds, samples) = effort.pick((2, 200), (5, 1_000));
+    let backend = target.connect().await?;
+    let simba = Simba::builder(Arc::clone(&backend)).build();
+    let course = Course { backend: Arc::clone(&backend), hold: target.requeue(), samples };
+    let [mut floor, mut one, mut many] = [const { Vec::new() }; 3];
+    // In turns, so that a busy moment of the machine hits all.
+    for round in 0..rounds {
+        let mutex = |kind: &str| MutexName::new(format!("bench:{kind}:{round}"));
+        let raw = mutex("raw")?;
+        let pair = vec![target.raw(&backend, raw.clone()).await?, target.raw(&backend, raw.clone()).await?];
+        floor.extend(course.run(&raw, pair).await?);
+        for (mutex, waiters, taken) in [(mutex("one")?, 1, &mut one), (mutex("many")?, 1_000, &mut many)] {
+            taken.extend(course.run(&mutex, ours(&simba, &mutex, waiters)).await?);
+        }
+    }
+    simba.shutdown().await;
+    for all in [&mut floor, &mut one, &mut many] {
+        all.sort_unstable();
+    }
+    let micros = |all: &[Duration], percent| percentile(all, percent).as_secs_f64() * 1e6;
+    let mut rows = Vec::new();
+    for (waiters, all) in [("1 waiter", &one), ("1000 waiters", &many)] {
+        for percent in [50, 99] {
+            let name = format!("hand-over p{percent}, {waiters}");
+            rows.push(
+                Row::new(target, name, Unit::Micros, micros(all, percent)).floor(micros(&floor, percent)),
+            );
+        }
+    }
+    let crowd = Row::new(target, "hand-over p50, 1000 waiters to 1", Unit::Micros, micros(&many, 50));
+    rows.push(crowd.floor(micros(&one, 50)).goal("ratio <= 2"));
+    Ok(rows)
+}
+
+fn ours(simba: &Simba, mutex: &MutexName, waiters: usize) -> Vec<Box<dyn Caller>> {
+    let caller = || Box::new(LockerCaller::new(simba.locker(mutex.clone()))) as Box<dyn Caller>;
+    std::iter::repeat_with(caller).take(waiters + 1).collect()
+}
+
+/// A mutex goes round: one caller holds it, all others wait.
+struct Course {
+    backend: Arc<dyn Backend>,
+    /// How long each holds it.
+    hold: Duration,
+    samples: usize,
+}
+
+/// What the callers share.
+#[derive(Default)]
+struct Lap {
+    released: Option<Moment>,
+    taken: Vec<Duration>,
+}
+
+impl Course {
+    /// Passes the mutex on among the callers until there are enough samples.
+    async fn run(&self, mutex: &MutexName, callers: Vec<Box<dyn Caller>>) -> Result<Vec<Duration>> {
+        let Self { hold, samples, .. } = *self;
+        let start = Simba::builder(Arc::clone(&self.backend)).build();
+        let blocked = start.locker(mutex.clone()).lock().await?;
+        let lap = Arc::new(Mutex::new(Lap::default()));
+        let mut runners = JoinSet::new();
+        let waiters = callers.len();
+        for mut caller in callers {
+            let lap = Arc::clone(&lap);
+            runners.spawn(async move {
+                loop {
+                    let woken = caller.acquire().await?;
+                    if note(&lap, |lap| lap.took(woken)) >= samples {
+                        return anyhow::Ok(());
+                    }
+                    SystemClock.sleep_until(SystemClock.now() + hold).await;
+                    note(&lap, |lap| lap.released = Some(SystemClock.now()));
+                    caller.release().await?;
+                }
+            });
+        }
+        queued(&*self.backend, mutex, waiters).await?;
+        blocked.release().await?;
+        // The first to come back has seen enough; the others wait for what it never frees.
+        runners.join_next().await.context("nobody took part")???;
+        runners.shutdown().await;
+        Ok(note(&lap, |lap| std::mem::take(&mut lap.taken)))
+    }
+}
+
+fn note<R>(lap: &Mutex<Lap>, change: impl FnOnce(&mut Lap) -> R) -> R {
+    change(&mut lap.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+impl Lap {
+    /// Somebody has it; how many have had it so far.
+    fn took(&mut self, woken: Moment) -> usize {
+        if let Some(released) = self.released.take() {
+            self.taken.push(woken - released);
+        }
+        self.taken.len()
+    }
+}
+
+/// Waits until everybody is in the queue, as far as the store tells.
+async fn queued(backend: &dyn Backend, mutex: &MutexName, waiters: usize) -> Result<()> {
+    let clock = SystemClock;
+    let end = clock.now() + QUEUE_UP;
+    let settle = Duration::from_millis(50);
+    loop {
+        let seen = match backend.operate() {
+            Some(operate) => operate.read(mutex).await?.waiters,
+            None => None,
+        };
+        match seen {
+            Some(seen) if seen < waiters && clock.now() >= end => {
+                bail!("{seen} of {waiters} waiters queued up within {QUEUE_UP:?}")
+            }
+            Some(seen) if seen < waiters => clock.sleep_until(clock.now() + settle).await,
+            _ => break,
+        }
+    }
+    // Queued is not subscribed yet.
+    clock.sleep_until(clock.now() + settle).await;
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! What Simba costs on top of a store, as ratios to the same store with nothing of ours in between.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that talks to people")]
+
+mod args;
+mod caller;
+mod handover;
+mod held;
+mod pairs;
+mod process;
+mod report;
+mod stats;
+mod target;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use tokio::runtime::Runtime;
+
+use args::{Command, USAGE};
+use report::Report;
+
+/// What a caller gets who typed something we do not know; 1 is left for a measure that failed.
+const MISUSE: u8 = 2;
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Enough to see a change that matters.
+    Quick,
+    /// Enough to quote.
+    Full,
+}
+
+impl Effort {
+    fn pick<T>(self, quick: T, full: T) -> T {
+        match self {
+            Self::Quick => quick,
+            Self::Full => full,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let outcome = match args::parse(&words) {
+        Ok(command) => perform(command),
+        Err(complaint) => {
+            eprintln!("error: {complaint}\n\n{USAGE}");
+            return ExitCode::from(MISUSE);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(command: Command) -> Result<()> {
+    match command {
+        Command::Help => print!("{USAGE}"),
+        Command::All { effort, json } => {
+            let report = Runtime::new()?.block_on(all(effort))?;
+            if json { println!("{}", report.json()) } else { print!("{report}") }
+        }
+        Command::Held(trial) => println!("{}", Runtime::new()?.block_on(held::try_out(trial))?),
+    }
+    Ok(())
+}
+
+async fn all(effort: Effort) -> Result<Report> {
+    let mut report = Report::new(effort);
+    for target in target::TARGETS {
+        let progress = |measure: &str| eprintln!("measuring {}: {measure} …", target.name());
+        progress("uncontended pairs");
+        report.add(pairs::measure(*target, effort).await?);
+        progress("hand-over");
+        report.add(handover::measure(*target, effort).await?);
+        progress("many held mutexes");
+        report.add(held::measure(*target, effort).await?);
+    }
+    Ok(report)
+}

@@ -1,0 +1,79 @@
+//! Uncontended lock and release, as many as go.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use simba_core::{Clock, MutexName, Simba, SystemClock};
+
+use crate::Effort;
+use crate::caller::{Caller, LockerCaller};
+use crate::report::{Row, Unit};
+use crate::stats::median;
+use crate::target::Target;
+
+/// How many pairs a caller makes between two looks at the clock.
+const BATCH: u32 = 16;
+
+/// Pairs a second of one task and of 64 tasks, each on a mutex of its own.
+pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
+    let backend = target.connect().await?;
+    let simba = Simba::builder(Arc::clone(&backend)).build();
+    let (rounds, length) = effort.pick((5, Duration::from_millis(200)), (15, Duration::from_millis(500)));
+    let mut rows = Vec::new();
+    for (tasks, name) in [(1, "1 task"), (64, "64 tasks")] {
+        let (mut raw, mut ours) = (Vec::new(), Vec::new());
+        for n in 0..tasks {
+            let mutex = |kind: &str| MutexName::new(format!("bench:{kind}:{n}"));
+            raw.push(target.raw(&backend, mutex("raw")?).await?);
+            ours.push(Box::new(LockerCaller::new(simba.locker(mutex("ours")?))) as Box<dyn Caller>);
+        }
+        let (mut floor, mut rates) = (Vec::new(), Vec::new());
+        // In turns, so that a busy moment of the machine hits both; the first round warms up.
+        for round in 0..=rounds {
+            let (raw_rate, our_rate);
+            (raw, raw_rate) = rate(raw, length).await?;
+            (ours, our_rate) = rate(ours, length).await?;
+            if round > 0 {
+                floor.push(raw_rate);
+                rates.push(our_rate);
+            }
+        }
+        let row = Row::new(target, format!("pairs, {name}"), Unit::PerSecond, median(&mut rates));
+        rows.push(row.floor(median(&mut floor)).goal("ratio >= 0.9 on a server"));
+    }
+    let micros = Row::new(target, "one pair, 1 task", Unit::Micros, 1e6 / rows[0].ours);
+    let micros = match rows[0].floor {
+        Some(floor) => micros.floor(1e6 / floor),
+        None => micros,
+    };
+    rows.insert(1, micros);
+    simba.shutdown().await;
+    Ok(rows)
+}
+
+/// Pairs a second of all callers together; gives them back.
+async fn rate(callers: Vec<Box<dyn Caller>>, length: Duration) -> Result<(Vec<Box<dyn Caller>>, f64)> {
+    let start = SystemClock.now();
+    let end = start + length;
+    let tasks: Vec<_> = callers
+        .into_iter()
+        .map(|mut caller| {
+            tokio::spawn(async move {
+                let mut pairs = 0;
+                while SystemClock.now() < end {
+                    caller.pairs(BATCH).await?;
+                    pairs += BATCH;
+                }
+                anyhow::Ok((caller, pairs))
+            })
+        })
+        .collect();
+    let (mut callers, mut pairs) = (Vec::new(), 0);
+    for task in tasks {
+        let (caller, made) = task.await??;
+        callers.push(caller);
+        pairs += made;
+    }
+    Ok((callers, f64::from(pairs) / (SystemClock.now() - start).as_secs_f64()))
+}

@@ -1,0 +1,188 @@
+//! The figures, for people and for programs.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::Effort;
+use crate::target::Target;
+
+/// What a figure counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    PerSecond,
+    Micros,
+    Millis,
+    Bytes,
+    Count,
+    /// Of one core.
+    Cores,
+}
+
+impl Unit {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::PerSecond => "/s",
+            Self::Micros => "µs",
+            Self::Millis => "ms",
+            Self::Bytes => "B",
+            Self::Count => "",
+            Self::Cores => "cores",
+        }
+    }
+
+    fn show(self, value: f64) -> String {
+        let digits = match self {
+            Self::PerSecond | Self::Bytes | Self::Count => 0,
+            Self::Micros | Self::Millis => 1,
+            Self::Cores => 3,
+        };
+        format!("{value:.digits$} {}", self.as_str()).trim_end().to_owned()
+    }
+}
+
+/// One figure, beside its floor.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    target: &'static str,
+    measure: String,
+    unit: Unit,
+    pub(crate) ours: f64,
+    pub(crate) floor: Option<f64>,
+    goal: &'static str,
+}
+
+impl Row {
+    pub(crate) fn new(target: &dyn Target, measure: impl Into<String>, unit: Unit, ours: f64) -> Self {
+        Self { target: target.name(), measure: measure.into(), unit, ours, floor: None, goal: "" }
+    }
+
+    /// The same, measured with nothing of ours in between.
+    pub(crate) fn floor(self, floor: f64) -> Self {
+        Self { floor: Some(floor), ..self }
+    }
+
+    /// What the design asks for, in words: nothing here passes or fails.
+    pub(crate) fn goal(self, goal: &'static str) -> Self {
+        Self { goal, ..self }
+    }
+
+    fn ratio(&self) -> Option<f64> {
+        self.floor.filter(|floor| *floor != 0.0).map(|floor| self.ours / floor)
+    }
+
+    fn cells(&self) -> [String; 6] {
+        let ratio = |ratio| if ratio < 10.0 { format!("{ratio:.2}") } else { format!("{ratio:.0}") };
+        [
+            self.target.to_owned(),
+            self.measure.clone(),
+            self.unit.show(self.ours),
+            self.floor.map_or_else(String::new, |floor| self.unit.show(floor)),
+            self.ratio().map_or_else(String::new, ratio),
+            self.goal.to_owned(),
+        ]
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "target": self.target,
+            "measure": self.measure,
+            "unit": self.unit.as_str(),
+            "ours": self.ours,
+            "floor": self.floor,
+            "ratio": self.ratio(),
+        })
+    }
+}
+
+/// All figures of a run.
+#[derive(Debug)]
+pub(crate) struct Report {
+    effort: Effort,
+    rows: Vec<Row>,
+}
+
+impl Report {
+    pub(crate) fn new(effort: Effort) -> Self {
+        Self { effort, rows: Vec::new() }
+    }
+
+    pub(crate) fn add(&mut self, rows: Vec<Row>) {
+        self.rows.extend(rows);
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
+        json!({ "quick": self.effort == Effort::Quick, "rows": rows })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let head = ["store", "measure", "ours", "floor", "ratio", "to reach"].map(str::to_owned);
+        let table: Vec<_> = std::iter::once(head).chain(self.rows.iter().map(Row::cells)).collect();
+        write_table(f, &table)?;
+        f.write_str("\nratio: ours to the floor, both measured in turns in this run; trust it more than either figure.\n")?;
+        f.write_str("bytes: growth of the resident set in whole pages, allocator included, in a process of its own.\n")
+    }
+}
+
+/// Aligned columns: words to the left, the three columns of figures to the right.
+fn write_table<const N: usize>(f: &mut fmt::Formatter<'_>, table: &[[String; N]]) -> fmt::Result {
+    let mut widths = [0; N];
+    for row in table {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    for row in table {
+        let mut line = String::new();
+        for (n, (cell, width)) in row.iter().zip(widths).enumerate() {
+            let figure = (2..5).contains(&n);
+            line += &if figure { format!("{cell:>width$}  ") } else { format!("{cell:<width$}  ") };
+        }
+        writeln!(f, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target;
+
+    fn report() -> Report {
+        let memory = target::find("memory").unwrap();
+        let mut report = Report::new(Effort::Quick);
+        report.add(vec![
+            Row::new(memory, "pairs", Unit::PerSecond, 90.0).floor(120.0).goal("ratio >= 0.9"),
+            Row::new(memory, "late renewals", Unit::Count, 0.0),
+            Row::new(memory, "wait", Unit::Micros, 1234.56).floor(10.0),
+        ]);
+        report
+    }
+
+    #[test]
+    fn columns_are_aligned_and_lines_have_no_tail() {
+        let text = report().to_string();
+        let lines: Vec<&str> = text.lines().take(4).collect();
+        assert_eq!(
+            lines,
+            [
+                "store   measure             ours    floor  ratio  to reach",
+                "memory  pairs              90 /s   120 /s   0.75  ratio >= 0.9",
+                "memory  late renewals          0",
+                "memory  wait           1234.6 µs  10.0 µs    123",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_program_gets_the_figures_as_they_are() {
+        let json = report().json();
+        assert_eq!(json["quick"], true);
+        assert_eq!(json["rows"][0]["ratio"], 0.75);
+        assert_eq!(json["rows"][1]["floor"], Value::Null);
+        assert_eq!(json["rows"][2]["ours"], 1234.56);
+    }
+}
