@@ -5,8 +5,10 @@
 mod world;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::future::Future;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ use simba_core::{
     Answer, Backend, Claim, Clock, Contender, ContenderId, Contention, ErrorKind, Loss, MemoryBackend,
     Moment, MutexOwner, MutexState, Operate, Ownership, Prior, Result, Session, Status, Tenure, async_trait,
 };
-use simba_tck::{Call, Leg, Passage, Switch, Weather};
+use simba_tck::{Call, Leg, Passage, SkewedClock, Switch, Weather};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use world::{
@@ -37,7 +39,7 @@ struct Told {
 
 struct Recorder {
     told: mpsc::UnboundedSender<Told>,
-    clock: WorldClock,
+    clock: Arc<dyn Clock>,
     /// How long each callback takes, in turn; those after the last take no time.
     busy: VecDeque<Duration>,
 }
@@ -49,8 +51,12 @@ struct Book {
 }
 
 fn recorder(world: &World, busy: &[Duration]) -> (Recorder, Book) {
+    recorder_on(world.clock.clone(), busy)
+}
+
+fn recorder_on(clock: impl Clock, busy: &[Duration]) -> (Recorder, Book) {
     let (told, book) = mpsc::unbounded_channel();
-    let recorder = Recorder { told, clock: world.clock.clone(), busy: busy.iter().copied().collect() };
+    let recorder = Recorder { told, clock: Arc::new(clock), busy: busy.iter().copied().collect() };
     (recorder, Book { told: book, read: Vec::new() })
 }
 
@@ -176,6 +182,7 @@ async fn a_leader_keeps_its_tenure_for_fifty_leases_and_is_never_told_to_stop() 
     timeout(50 * LEASE, tenure.expiring()).await.unwrap_err();
     assert!(tenure.is_held() && contention.is_owner() && contention.is_in_ttl());
     assert_eq!(contention.tenure().unwrap().token(), tenure.token());
+    assert!(contention.state().is_acquired(tenure.contender()), "a renewal changes no owner");
     let record = world.record().await;
     assert_eq!((record.owner, record.token), (contention.id(), Some(tenure.token())));
     // One call won, and renewals come 360 to 400 ms apart.
@@ -403,6 +410,28 @@ async fn a_tenure_that_came_and_went_while_a_callback_was_busy_is_skipped_as_a_p
     assert!(!book.next().await.gained);
     assert_eq!(world.now(), first.acquired_at() + secs(10));
     assert_eq!(book.next().await.tenure.token(), last, "the one in between is skipped");
+    contention.stop().await.unwrap();
+    assert_eq!(book.pairs().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenure_that_ends_in_the_very_moment_in_which_a_callback_does_is_skipped() {
+    let world = World::new();
+    let (clock, switch) = (SkewedClock::new(world.clock.clone()), Switch::new());
+    let simba = world.handle(1, Arc::clone(&switch) as Arc<dyn Weather>, clock.clone());
+    let (contender, mut book) = recorder_on(clock.clone(), &[secs(10)]);
+    let contention = simba.contend(MUTEX).with_contender(contender);
+    contention.start().unwrap();
+    let first = book.next().await.tenure;
+    switch.set(Passage::HANG);
+    first.lost().await;
+    switch.clear();
+    let second = contention.acquired().await.unwrap();
+    // The machine was asleep: the callback is over, and so is the tenure, though no task has noticed yet.
+    clock.jump(secs(10));
+    assert!(!second.is_held());
+    assert!(!book.next().await.gained);
+    assert!(book.next().await.tenure.token() > second.token());
     contention.stop().await.unwrap();
     assert_eq!(book.pairs().len(), 2);
 }
@@ -909,7 +938,9 @@ async fn a_start_during_a_stop_goes_after_it() {
     let world = World::new();
     let peer = world.peer(1);
     let (contender, mut book) = recorder(&world, &[Duration::ZERO, ms(100)]);
-    let contention = peer.contend().with_contender(contender);
+    // Under one id: were the second to ask too early, it would take the first for a stranger.
+    let id = ContenderId::new("node-1").unwrap();
+    let contention = peer.contend().with_contender(contender).with_id(id);
     contention.start().unwrap();
     let first = book.next().await.tenure;
     let stopping = contention.stop();
@@ -1254,33 +1285,36 @@ async fn a_vanished_leader_is_replaced_within_its_lease_and_two_percent() {
     }
 }
 
-// ===== a store that grants nothing =====
+// ===== odd answers =====
 
-/// A store that says "yours" and means "for no time at all".
-#[derive(Debug)]
-struct Stingy(MemoryBackend, Arc<Mutex<usize>>);
+type Twist = Arc<dyn Fn(Prior, Answer) -> Answer + Send + Sync>;
 
-struct StingySession(Box<dyn Session>, Arc<Mutex<usize>>);
+/// A store whose answers are twisted on their way.
+struct Twisted(MemoryBackend, Twist);
 
-#[async_trait]
-impl Backend for Stingy {
-    fn name(&self) -> &'static str {
-        "stingy"
-    }
+struct TwistedSession(Box<dyn Session>, Twist);
 
-    async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        Ok(Box::new(StingySession(self.0.open(claim).await?, Arc::clone(&self.1))))
+impl fmt::Debug for Twisted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Twisted")
     }
 }
 
 #[async_trait]
-impl Session for StingySession {
+impl Backend for Twisted {
+    fn name(&self) -> &'static str {
+        "twisted"
+    }
+
+    async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
+        Ok(Box::new(TwistedSession(self.0.open(claim).await?, Arc::clone(&self.1))))
+    }
+}
+
+#[async_trait]
+impl Session for TwistedSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
-        *self.1.lock().unwrap() += 1;
-        Ok(match self.0.contend(prior).await? {
-            Answer::Ours(ours) => Answer::Ours(Ownership::new(ours.owner, ours.token, Duration::ZERO)),
-            answer => answer,
-        })
+        Ok(self.1(prior, self.0.contend(prior).await?))
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
@@ -1295,16 +1329,52 @@ impl Session for StingySession {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_grants_no_time_is_not_asked_in_a_hot_loop() {
     let world = World::new();
-    let calls = Arc::new(Mutex::new(0));
-    let simba = handle(Stingy(world.store.clone(), Arc::clone(&calls)), 1, world.clock.clone());
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&calls);
+    let twist: Twist = Arc::new(move |_, answer| {
+        count.fetch_add(1, Ordering::SeqCst);
+        match answer {
+            Answer::Ours(ours) => Answer::Ours(Ownership::new(ours.owner, ours.token, Duration::ZERO)),
+            answer => answer,
+        }
+    });
+    let simba = handle(Twisted(world.store.clone(), twist), 1, world.clock.clone());
     let contention = simba.contend(MUTEX);
     contention.start().unwrap();
     sleep(secs(10)).await;
     assert!(!contention.is_owner());
-    let calls = *calls.lock().unwrap();
-    assert!(calls <= 50, "{calls} calls in ten seconds");
+    // The pauses double from 3 ms up to the poll, and half of each is for sure.
+    let calls = calls.load(Ordering::SeqCst);
+    assert!(calls <= 10 + 10_000 / 300, "{calls} calls in ten seconds");
     contention.stop().await.unwrap();
     world.assert_empty().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_answer_to_a_renewal_that_comes_after_the_deadline_brings_nothing_back() {
+    let world = World::new();
+    let clock = SkewedClock::new(world.clock.clone());
+    let asleep = clock.clone();
+    let slept = AtomicBool::new(false);
+    // The machine falls asleep while the answer to its first renewal comes in, 360 to 400 ms after the first
+    // call: past the deadline of that one, though not past what the answer grants.
+    let twist: Twist = Arc::new(move |prior, answer| {
+        if prior == Prior::Held && !slept.swap(true, Ordering::SeqCst) {
+            asleep.jump(ms(700));
+        }
+        answer
+    });
+    let simba = handle(Twisted(world.store.clone(), twist), 1, clock.clone());
+    let (contender, mut book) = recorder_on(clock, &[]);
+    let contention = simba.contend(MUTEX).with_contender(contender);
+    contention.start().unwrap();
+    let first = book.next().await.tenure;
+    assert_eq!(first.lost().await, Loss::Deadline);
+    assert!(!book.next().await.gained);
+    let second = book.next().await.tenure;
+    assert!(second.token() > first.token(), "a new tenure has a new token");
+    contention.stop().await.unwrap();
+    assert_eq!(book.pairs().len(), 2);
 }
 
 // ===== everything at once =====
