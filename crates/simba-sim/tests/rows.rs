@@ -1,0 +1,350 @@
+//! Rows of the fault matrix that virtual time can prove, each by its number.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use simba_core::operate::{EvictIf, MutexRecord};
+use simba_core::{
+    Clock, ContenderId, ErrorKind, Lease, Loss, MemoryBackend, Moment, MutexName, Operate, Schedule, Simba,
+    Tenure, TokioClock,
+};
+use simba_sim::{Plan, Scale, run};
+use simba_tck::{Call, FaultyBackend, Leg, Passage, SkewedClock, Switch, Weather};
+
+const NAME: &str = "orders";
+const TOTAL: Duration = ms(1_000);
+const DEADLINE: Duration = ms(990);
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn lease() -> Lease {
+    Lease::new(ms(600), ms(400)).unwrap()
+}
+
+/// A store on paused time, whose own clock can be set wrong.
+struct World {
+    clock: TokioClock,
+    store_clock: SkewedClock,
+    store: MemoryBackend,
+}
+
+impl World {
+    fn new() -> Self {
+        let clock = TokioClock::new();
+        let store_clock = SkewedClock::new(clock.clone());
+        Self { store: MemoryBackend::with_clock(store_clock.clone()), store_clock, clock }
+    }
+
+    fn handle(&self) -> (Simba, Arc<Switch>) {
+        let switch = Switch::new();
+        (self.simba(Arc::<Switch>::clone(&switch)), switch)
+    }
+
+    fn simba(&self, weather: Arc<dyn Weather>) -> Simba {
+        let backend = FaultyBackend::new(self.store.clone(), self.clock.clone(), weather);
+        Simba::builder(Arc::new(backend)).clock(self.clock.clone()).lease(lease()).build()
+    }
+
+    async fn record(&self) -> MutexRecord {
+        self.store.read(&MutexName::new(NAME).unwrap()).await.unwrap()
+    }
+
+    async fn assert_empty(&self) {
+        let record = self.record().await;
+        assert!(record.owner.is_none() && record.waiters.unwrap_or(0) == 0, "left behind: {record:?}");
+    }
+
+    async fn pass(&self, time: Duration) {
+        self.clock.sleep_until(self.clock.now() + time).await;
+    }
+}
+
+/// Every message is late, so that a call is many polls long.
+fn slow() -> Passage {
+    Passage { request: Leg::Delay(ms(7)), reply: Leg::Delay(ms(7)) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_08_a_lock_dropped_at_every_await_point_leaves_nothing() {
+    for held in [false, true] {
+        for polls in 0.. {
+            let world = World::new();
+            let (simba, switch) = world.handle();
+            switch.set(slow());
+            let guard = if held { simba.locker(NAME).try_lock().await.unwrap() } else { None };
+            let locker = simba.locker(NAME);
+            let mut lock = Box::pin(locker.lock());
+            let mut ended = false;
+            for _ in 0..polls {
+                ended |= lock.as_mut().now_or_never().is_some();
+                world.pass(ms(2)).await;
+            }
+            drop(lock);
+            drop(guard);
+            simba.shutdown().await;
+            world.assert_empty().await;
+            if ended || polls > 60 {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_10_ten_thousand_random_starts_and_stops_leave_nothing() {
+    let world = World::new();
+    let mut random = fastrand::Rng::with_seed(10);
+    let (simba, _) = world.handle();
+    let contentions = [simba.contend(NAME), simba.contend(NAME), simba.contend(NAME)];
+    for _ in 0..10_000 {
+        let contention = random.choice(&contentions).unwrap();
+        match random.u8(..6) {
+            0..=2 => contention.start().unwrap(),
+            3 => drop(contention.stop().now_or_never()),
+            4 => contention.stop().await.unwrap(),
+            _ => contention.step_down(ms(random.u64(..20))),
+        }
+        let valid = contentions.iter().filter(|contention| contention.is_owner()).count();
+        assert!(valid <= 1, "{valid} hold at once");
+        if random.u8(..4) == 0 {
+            world.pass(ms(random.u64(..30))).await;
+        }
+    }
+    for contention in &contentions {
+        contention.stop().await.unwrap();
+    }
+    world.assert_empty().await;
+    simba.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_13_one_failure_at_every_renewal_costs_no_leadership() {
+    let world = World::new();
+    let (simba, switch) = world.handle();
+    let guard = simba.locker(NAME).lock().await.unwrap();
+    for _ in 0..100 {
+        let calls = switch.count(Call::Contend);
+        switch.once(Call::Contend, Passage::fail(ErrorKind::Unavailable));
+        while switch.count(Call::Contend) < calls + 2 {
+            world.pass(ms(5)).await;
+            assert!(guard.is_held() && !guard.tenure().is_expiring());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_14_a_store_that_is_away_for_half_the_transition_costs_no_leadership() {
+    for fault in [Passage::HANG, Passage::REPLY_LOST, Passage::fail(ErrorKind::Unavailable)] {
+        let world = World::new();
+        let (simba, switch) = world.handle();
+        let rival = world.handle().0.contend(NAME);
+        let guard = simba.locker(NAME).lock().await.unwrap();
+        rival.start().unwrap();
+        for round in 0..20 {
+            world.pass(ms(137 * round % 700)).await;
+            switch.set(fault);
+            world.pass(ms(200)).await;
+            switch.clear();
+            world.pass(ms(500)).await;
+            assert!(guard.is_held() && !rival.is_owner(), "{fault:?}, round {round}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_18_an_acquisition_that_arrives_after_the_stop_is_undone_and_never_renewed() {
+    for late in [10, 100, 400, 900, 5_000] {
+        let world = World::new();
+        let (simba, switch) = world.handle();
+        switch.once(Call::Contend, Passage { request: Leg::Delay(ms(late)), reply: Leg::Pass });
+        let contention = simba.contend(NAME);
+        contention.start().unwrap();
+        world.pass(ms(5)).await;
+        contention.stop().await.unwrap();
+        if ms(late) < lease().ttl() / 3 {
+            // The stop has waited for the call, and given back what it won.
+            world.assert_empty().await;
+        }
+        world.pass(ms(late) + TOTAL).await;
+        world.assert_empty().await;
+        assert!(switch.count(Call::Contend) <= 2, "nothing renews what nobody wants");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_19_a_renewal_in_flight_does_not_outlive_the_release() {
+    // The renewal's two legs and the release's moment, in every order.
+    for request in (0..=150).step_by(15) {
+        for reply in (0..=150).step_by(30) {
+            for release_at in (0..=320).step_by(40) {
+                let world = World::new();
+                let (simba, switch) = world.handle();
+                let guard = simba.locker(NAME).lock().await.unwrap();
+                let legs = Passage { request: Leg::Delay(ms(request)), reply: Leg::Delay(ms(reply)) };
+                switch.once(Call::Contend, legs);
+                world.pass(ms(355 + release_at)).await;
+                guard.release().await.unwrap();
+                world.pass(ms(400)).await;
+                world.assert_empty().await;
+            }
+        }
+    }
+}
+
+/// Loses every hint.
+#[derive(Debug)]
+struct Deaf;
+
+impl Weather for Deaf {
+    fn passage(&self, call: Call) -> Passage {
+        if call == Call::Hint { Passage::HANG } else { Passage::CLEAR }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_21_without_any_wake_up_the_poll_hands_over() {
+    let world = World::new();
+    let guard = world.handle().0.locker(NAME).lock().await.unwrap();
+    let waiter = world.simba(Arc::new(Deaf)).locker(NAME);
+    let mut waiting = pin!(waiter.lock());
+    assert!(waiting.as_mut().now_or_never().is_none());
+    world.pass(ms(3_000)).await;
+    guard.release().await.unwrap();
+    let released = world.clock.now();
+    drop(waiting.await.unwrap());
+    assert!(world.clock.now() - released <= lease().poll());
+}
+
+/// Forges a hint every millisecond, delays and repeats the real ones.
+#[derive(Debug)]
+struct Forger;
+
+impl Weather for Forger {
+    fn passage(&self, call: Call) -> Passage {
+        let request = if call == Call::Hint { Leg::Delay(ms(130)) } else { Leg::Pass };
+        Passage { request, reply: Leg::Pass }
+    }
+
+    fn forged_hint(&self) -> Option<Duration> {
+        Some(ms(1))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_22_late_repeated_and_forged_hints_change_nothing_of_ours() {
+    let world = World::new();
+    let simba = world.simba(Arc::new(Forger));
+    let guard = simba.locker(NAME).lock().await.unwrap();
+    let rival = simba.contend(NAME);
+    rival.start().unwrap();
+    for _ in 0..200 {
+        world.pass(ms(50)).await;
+        assert!(guard.is_held() && !rival.is_owner());
+    }
+    guard.release().await.unwrap();
+    rival.acquired().await.unwrap();
+    rival.stop().await.unwrap();
+    world.assert_empty().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_43_a_store_whose_clock_jumps_ahead_gives_greater_tokens_and_recovers() {
+    for _ in 0..10 {
+        let world = World::new();
+        let first = world.handle().0.locker(NAME).lock().await.unwrap();
+        let waiter = world.handle().0.locker(NAME);
+        // Every lease is over for the store, an hour early. That breaks exclusion, and is documented.
+        world.store_clock.jump(Duration::from_secs(3_600));
+        let second = waiter.lock().await.unwrap();
+        assert!(second.token() > first.token(), "the resource can tell");
+        let loss = first.lost().await;
+        assert!(matches!(loss, Loss::TakenBy(_)), "{loss}: found out at its next renewal");
+        assert!(second.is_held());
+        let token = second.token();
+        second.release().await.unwrap();
+        let third = world.handle().0.locker(NAME).lock().await.unwrap();
+        assert!(third.token() > token && third.is_held(), "recovered");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_47_clocks_one_percent_apart_keep_exclusion() {
+    for rate in [0.99, 0.995, 1.0, 1.005, 1.01] {
+        let world = World::new();
+        let clock = SkewedClock::with_rate(world.clock.clone(), rate);
+        let switch = Switch::new();
+        let weather: Arc<dyn Weather> = Arc::<Switch>::clone(&switch);
+        let backend = FaultyBackend::new(world.store.clone(), world.clock.clone(), weather);
+        let simba = Simba::builder(Arc::new(backend)).clock(clock.clone()).lease(lease()).build();
+        let guard = simba.locker(NAME).lock().await.unwrap();
+        let rival = world.handle().0.contend(NAME);
+        rival.start().unwrap();
+        switch.set(Passage::HANG);
+        guard.lost().await;
+        assert!(!rival.is_owner(), "at rate {rate}: the holder's own clock ends it first");
+        rival.acquired().await.unwrap();
+        assert!(!guard.is_held());
+    }
+}
+
+#[test]
+fn row_59_poison_ids_and_messages_are_refused_or_harmless() {
+    let mut random = fastrand::Rng::with_seed(59);
+    let pieces = ["@", "@@", "\0", "a", "é", "\u{202e}", "{", "}", "released@@", "x", " ", "\n", "9"];
+    let mut accepted = 0;
+    for _ in 0..10_000 {
+        let length = if random.u8(..100) == 0 { 100_000 } else { random.usize(..40) };
+        let text: String = (0..length).map(|_| *random.choice(&pieces).unwrap()).collect();
+        if let Ok(id) = ContenderId::new(&text) {
+            accepted += 1;
+            assert!(!id.as_str().contains("@@") && !id.as_str().ends_with('@') && id.as_str().len() <= 32);
+        }
+        if let Ok(id) = ContenderId::foreign(&text) {
+            let _ = (id.host(), id.pid(), id.to_string());
+        }
+    }
+    assert!(accepted > 0, "some are plain");
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_62_a_leader_that_loses_its_lease_in_mid_work_starts_no_tick() {
+    let world = World::new();
+    let (simba, switch) = world.handle();
+    let ticks = Arc::new(std::sync::Mutex::new(Vec::<(Moment, bool)>::new()));
+    let (pen, clock) = (Arc::clone(&ticks), world.clock.clone());
+    let job = simba
+        .scheduler(NAME)
+        .start(Schedule::fixed_rate(ms(50)).unwrap(), move |tenure: Tenure| {
+            pen.lock().unwrap().push((clock.now(), tenure.is_held() && !tenure.is_expiring()));
+            let clock = clock.clone();
+            async move {
+                // Stubborn: does not listen.
+                clock.sleep_until(clock.now() + ms(170)).await;
+                Ok::<(), std::convert::Infallible>(())
+            }
+        })
+        .unwrap();
+    let tenure = job.acquired().await.unwrap();
+    switch.set(Passage::HANG);
+    assert_eq!(tenure.lost().await, Loss::Deadline);
+    let lost = world.clock.now();
+    assert!(lost - Moment::ZERO <= DEADLINE + ms(1));
+    world.pass(TOTAL * 3).await;
+    let ticks = ticks.lock().unwrap().clone();
+    assert!(ticks.iter().all(|(at, valid)| *valid && *at < lost), "{ticks:?}");
+    world.store.evict(&MutexName::new(NAME).unwrap(), EvictIf::Any).await.unwrap();
+}
+
+/// Rows 8, 19, 21, 47 and 62 again, in all mixtures: a share of the seeds that the simulation runs.
+#[test]
+fn rows_in_all_mixtures_break_no_promise() {
+    for seed in 0..60 {
+        let outcome = run(Plan::new(seed, Scale::default()));
+        assert!(outcome.violations.is_empty(), "{}", outcome.timeline());
+    }
+}
