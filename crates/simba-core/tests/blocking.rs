@@ -39,6 +39,13 @@ fn assert_empty(store: &MemoryBackend) {
     assert_eq!((record.owner, record.waiters.unwrap_or(0)), (None, 0));
 }
 
+/// What `call` gives, unless it hangs.
+fn soon<R: Send + 'static>(call: impl FnOnce() -> R + Send + 'static) -> R {
+    let (done, result) = mpsc::channel();
+    thread::spawn(move || done.send(call()));
+    result.recv_timeout(LONG).unwrap()
+}
+
 // ===== locking =====
 
 #[test]
@@ -83,7 +90,7 @@ fn a_waiting_thread_gets_the_mutex_when_another_releases_it() {
     }
     let token = guard.token();
     guard.release().unwrap();
-    assert!(waiting.join().unwrap() > token);
+    assert!(soon(move || waiting.join().unwrap()) > token);
 }
 
 #[test]
@@ -195,7 +202,11 @@ fn leading_moves_on_when_the_leader_steps_down() {
     let tenure = first.acquired().unwrap();
     second.start().unwrap();
     first.step_down(LONG);
-    let next = second.acquired().unwrap();
+    let second = Arc::new(second);
+    let next = soon({
+        let second = Arc::clone(&second);
+        move || second.acquired().unwrap()
+    });
     assert!(next.token() > tenure.token());
     assert_eq!(blocking::wait(tenure.lost()), Loss::SteppedDown);
     assert!(!first.is_owner() && second.is_owner());
@@ -284,9 +295,7 @@ async fn the_calls_work_on_a_worker_and_on_a_blocking_thread() {
 /// A task of tokio may make some 128 steps before it has to yield, which a blocking call cannot.
 #[test]
 fn a_task_without_budget_left_is_not_blocked_for_ever() {
-    let (done, is_done) = mpsc::channel();
-    // Who hangs in this test hangs alone.
-    thread::spawn(move || {
+    soon(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let simba = simba(&MemoryBackend::new());
@@ -296,9 +305,7 @@ fn a_task_without_budget_left_is_not_blocked_for_ever() {
             lock_and_release(&simba);
             simba.shutdown();
         });
-        done.send(()).unwrap();
     });
-    assert_eq!(is_done.recv_timeout(LONG), Ok(()));
 }
 
 // ===== ending =====

@@ -17,7 +17,7 @@ use common::{
 use futures_util::FutureExt;
 use simba_core::operate::{EvictIf, Eviction};
 use simba_core::{
-    Clock, ErrorKind, Lease, Loss, MemoryBackend, Moment, MutexName, Operate, Simba, SystemClock,
+    Clock, ContenderId, ErrorKind, Lease, Loss, MemoryBackend, Moment, MutexName, Operate, Simba, SystemClock,
 };
 use simba_tck::{Call, Leg, Passage, Weather};
 
@@ -253,6 +253,33 @@ async fn a_tenure_outlives_its_guard_and_says_why_it_ended() {
     assert_eq!(told.await.unwrap(), Loss::Released);
     assert_eq!((tenure.is_held(), tenure.is_expiring(), tenure.remaining()), (false, true, Duration::ZERO));
     assert_eq!(world.age(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_steps_down_stays_away_for_its_cooldown() {
+    // With an id of its own it keeps its session at the store, and with it the store's hints.
+    for id in [None, Some(ContenderId::new("me").unwrap())] {
+        let world = World::new();
+        let contention = world.simba().contend(NAME);
+        let contention = match id {
+            Some(id) => contention.with_id(id),
+            None => contention,
+        };
+        contention.start().unwrap();
+        let tenure = contention.acquired().await.unwrap();
+        contention.step_down(ms(12_345));
+        assert_eq!(tenure.lost().await, Loss::SteppedDown);
+        world.assert_empty().await;
+        // Another comes and goes meanwhile.
+        world.pass(ms(5_000)).await;
+        world.simba().locker(NAME).lock().await.unwrap().release().await.unwrap();
+        world.pass(ms(7_344)).await;
+        world.assert_empty().await;
+        let again = contention.acquired().await.unwrap();
+        assert_eq!(world.age(), ms(12_345));
+        assert!(again.token() > tenure.token());
+        contention.stop().await.unwrap();
+    }
 }
 
 // ===== work =====
