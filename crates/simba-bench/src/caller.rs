@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use simba_core::{
-    Answer, Backend, Claim, Clock, ContenderId, FencingToken, Guard, Lease, Locker, Moment, MutexName, Prior,
-    Session, SystemClock, async_trait,
+    Answer, Backend, Claim, Clock, ContenderId, FencingToken, Guard, Holding, Lease, Locker, Moment,
+    MutexName, Prior, Session, SystemClock, async_trait,
 };
 
 /// Takes and frees one mutex, again and again.
@@ -75,7 +75,7 @@ impl Caller for SessionCaller {
         for _ in 0..count {
             let mut session = self.backend.open(self.claim.clone()).await?;
             match session.contend(Prior::Nothing).await? {
-                Answer::Ours(ours) => session.release(ours.token).await?,
+                Answer::Ours(ours) => session.release(holding(ours.token)).await?,
                 other => bail!("an uncontended mutex was refused: {other:?}"),
             }
         }
@@ -97,8 +97,13 @@ impl Caller for SessionCaller {
 
     async fn release(&mut self) -> Result<()> {
         if let Some((mut session, token)) = self.held.take() {
-            session.release(token).await?;
+            session.release(holding(token)).await?;
         }
         Ok(())
     }
+}
+
+/// What there is to release under this token.
+fn holding(token: Option<FencingToken>) -> Holding {
+    token.map_or(Holding::Unknown, Holding::Under)
 }

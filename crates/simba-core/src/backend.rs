@@ -93,20 +93,19 @@ pub trait Session: Send + 'static {
     /// The owner is unknown.
     async fn inspect(&mut self) -> Result<Option<Ownership>>;
 
-    /// Gives the mutex up if it is ours, leaves the queue, and wakes the next waiter.
+    /// Gives up what `holding` says we have, leaves the queue, and wakes the next waiter.
     ///
     /// # For implementors
     ///
-    /// - Idempotent, and never frees another's. With a token it frees no hold but the one under that token, so
-    ///   that a release that arrives late leaves a later hold of our own alone; without one, whatever stands
-    ///   under our id.
+    /// - Idempotent, and never frees another's nor a later hold of our own, however late it arrives: see
+    ///   [`Holding`].
     /// - Passes the baton: a waiter that was woken and does not want the mutex any more wakes the next one.
     /// - On the way of the calls before it, so that an acquisition still under way comes first.
     ///
     /// # Errors
     ///
     /// The outcome is unknown; the engine tries again for as long as the lease lasts.
-    async fn release(&mut self, token: Option<FencingToken>) -> Result<()>;
+    async fn release(&mut self, holding: Holding) -> Result<()>;
 
     /// Completes when an early [`contend`](Self::contend) or [`inspect`](Self::inspect) may pay off. A hint,
     /// never a fact: it may come late, twice, for nothing, or not at all.
@@ -188,6 +187,18 @@ pub enum Prior {
     Lapsed(FencingToken),
     /// The mutex: the last answer said so. Renew it; its token stays.
     Held,
+}
+
+/// What a session gives up with [`Session::release`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Holding {
+    /// No hold, surely: leave the queue and pass a wake-up on. Our own id in the store is a stranger's.
+    Nothing,
+    /// A call may have won without an answer: free whatever stands under our id.
+    Unknown,
+    /// The hold under this token. A hold under any other is left alone.
+    Under(FencingToken),
 }
 
 /// The store's answer to [`Session::contend`].

@@ -70,7 +70,7 @@ mod url;
 mod watched;
 
 pub use async_trait::async_trait;
-pub use backend::{Answer, Backend, Claim, Intent, Ownership, Prior, Session};
+pub use backend::{Answer, Backend, Claim, Holding, Intent, Ownership, Prior, Session};
 pub use clock::{Clock, Moment, SystemClock, TokioClock};
 pub use contention::{Contender, Contention, Status};
 pub use error::{Error, ErrorKind, Result};

@@ -9,9 +9,9 @@ use std::time::Duration;
 use simba_core::operate::{EvictIf, Eviction, Finding, MutexRecord, Probe};
 use simba_core::{
     Answer, Backend, Claim, Clock, ConnectUrl, ContenderId, Contention, Demand, Error, ErrorKind,
-    FencingToken, Guard, Host, Hub, Intent, Job, Lease, Listener, Locker, Loss, MemoryBackend, Moment,
-    MutexName, MutexOwner, MutexState, Observer, Operate, Ownership, Prior, Progress, Schedule, Scheduler,
-    Session, Simba, SimbaBuilder, Status, SystemClock, Tenure, TokioClock, View, blocking, clock,
+    FencingToken, Guard, Holding, Host, Hub, Intent, Job, Lease, Listener, Locker, Loss, MemoryBackend,
+    Moment, MutexName, MutexOwner, MutexState, Observer, Operate, Ownership, Prior, Progress, Schedule,
+    Scheduler, Session, Simba, SimbaBuilder, Status, SystemClock, Tenure, TokioClock, View, blocking, clock,
 };
 
 /// Any value of a type.
@@ -110,7 +110,7 @@ const _: fn() = || {
     boxed(&value::<&dyn Backend>().close());
     boxed(&value::<&mut dyn Session>().contend(value()));
     boxed(&value::<&mut dyn Session>().inspect());
-    boxed(&value::<&mut dyn Session>().release(None));
+    boxed(&value::<&mut dyn Session>().release(Holding::Unknown));
     boxed(&value::<&mut dyn Session>().changed());
     boxed(&value::<&dyn Operate>().list());
     boxed(&value::<&dyn Operate>().read(value()));

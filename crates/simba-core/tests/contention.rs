@@ -1321,8 +1321,8 @@ impl Session for TwistedSession {
         self.0.inspect().await
     }
 
-    async fn release(&mut self, token: Option<simba_core::FencingToken>) -> Result<()> {
-        self.0.release(token).await
+    async fn release(&mut self, holding: simba_core::Holding) -> Result<()> {
+        self.0.release(holding).await
     }
 }
 

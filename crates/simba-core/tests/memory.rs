@@ -9,7 +9,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use futures_util::FutureExt;
 use simba_core::operate::{EvictIf, Eviction, MutexRecord};
 use simba_core::{
-    Answer, Backend, Claim, Clock, ContenderId, FencingToken, Intent, Operate, Ownership, Prior, Session,
+    Answer, Backend, Claim, Clock, ContenderId, FencingToken, Holding, Intent, Operate, Ownership, Prior,
+    Session,
 };
 use tokio::time::sleep;
 use world::{LEASE, MUTEX, TTL, World, WorldClock, lease, ms, name, secs};
@@ -78,7 +79,7 @@ async fn opening_and_looking_leaves_no_trace() {
     let world = World::new();
     let mut session = world.open("a").await;
     assert_eq!(session.inspect().await.unwrap(), None);
-    session.release(None).await.unwrap();
+    session.release(Holding::Unknown).await.unwrap();
     drop(session);
     assert_eq!(world.store.list().await.unwrap(), []);
     assert_eq!(world.store.name(), "memory");
@@ -170,11 +171,11 @@ async fn what_lapsed_is_taken_anew_once_however_often_it_is_asked_for() {
 async fn a_release_under_an_older_token_frees_nothing() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
-    holder.release(Some(token)).await.unwrap();
+    holder.release(Holding::Under(token)).await.unwrap();
     let later = ours(&contend(&mut holder, Prior::Nothing).await);
-    holder.release(Some(token)).await.unwrap();
+    holder.release(Holding::Under(token)).await.unwrap();
     assert_eq!(world.record().await.token, Some(later));
-    holder.release(Some(later)).await.unwrap();
+    holder.release(Holding::Under(later)).await.unwrap();
     assert_eq!(world.record().await.owner, None);
 }
 
@@ -185,7 +186,7 @@ async fn who_may_have_won_and_did_not_is_treated_like_anyone() {
     let mut other = world.open("b").await;
     assert_eq!(contend(&mut other, Prior::Unknown).await, held("a", token, LEASE));
     assert_eq!(world.record().await.waiters, Some(1));
-    holder.release(None).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
     assert!(ours(&contend(&mut other, Prior::Unknown).await) > token);
     assert_eq!(world.record().await.waiters, Some(0));
 }
@@ -198,7 +199,7 @@ async fn tokens_never_repeat_over_release_expiry_eviction_and_lapse() {
     for round in 0..40 {
         let prior = match round % 4 {
             0 => {
-                session.release(None).await.unwrap();
+                session.release(Holding::Unknown).await.unwrap();
                 Prior::Nothing
             }
             1 => {
@@ -213,10 +214,10 @@ async fn tokens_never_repeat_over_release_expiry_eviction_and_lapse() {
         };
         if round % 8 >= 4 {
             // Another session and another contender in between.
-            session.release(None).await.unwrap();
+            session.release(Holding::Unknown).await.unwrap();
             let (mut between, token) = world.holder("b").await;
             tokens.push(token);
-            between.release(None).await.unwrap();
+            between.release(Holding::Unknown).await.unwrap();
         }
         tokens.push(ours(&contend(&mut session, prior).await));
     }
@@ -240,14 +241,14 @@ async fn a_release_frees_ones_own_twice_over_and_never_another_s() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
     let mut other = world.waiter("b").await;
-    other.release(None).await.unwrap();
+    other.release(Holding::Unknown).await.unwrap();
     assert_eq!(other.inspect().await.unwrap().unwrap().token, Some(token), "still held");
     assert_eq!(world.record().await.waiters, Some(0), "but it left the queue");
-    holder.release(None).await.unwrap();
-    holder.release(None).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
     world.assert_empty().await;
     let next = ours(&contend(&mut other, Prior::Nothing).await);
-    holder.release(None).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
     assert_eq!(other.inspect().await.unwrap().unwrap().token, Some(next));
 }
 
@@ -279,7 +280,7 @@ async fn waiters_get_the_mutex_in_the_order_in_which_they_came() {
         for waiter in waiters[next..].iter_mut().rev() {
             assert!(matches!(contend(waiter, Prior::Nothing).await, Answer::Held(_)));
         }
-        holder.release(None).await.unwrap();
+        holder.release(Holding::Unknown).await.unwrap();
         for waiter in waiters[next + 1..].iter_mut().rev() {
             assert_eq!(contend(waiter, Prior::Nothing).await, Answer::Vacant, "free, but promised");
             assert!(!rung(waiter), "and not woken");
@@ -298,12 +299,12 @@ async fn a_try_never_queues_and_never_passes_a_live_waiter() {
     assert_eq!(contend(&mut attempt, Prior::Nothing).await, held("a", token, LEASE));
     assert_eq!(world.record().await.waiters, Some(0));
     let mut waiter = world.waiter("b").await;
-    holder.release(None).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
     assert_eq!(contend(&mut attempt, Prior::Nothing).await, Answer::Vacant, "free, but promised");
     let record = world.record().await;
     assert_eq!((record.owner, record.waiters), (None, Some(1)), "it left no trace");
     ours(&contend(&mut waiter, Prior::Nothing).await);
-    waiter.release(None).await.unwrap();
+    waiter.release(Holding::Unknown).await.unwrap();
     ours(&contend(&mut attempt, Prior::Nothing).await);
 }
 
@@ -314,13 +315,13 @@ async fn a_waiter_that_was_woken_and_goes_passes_the_baton() {
         let (mut holder, _) = world.holder("a").await;
         let mut first = world.waiter("b").await;
         let mut second = world.waiter("c").await;
-        holder.release(None).await.unwrap();
+        holder.release(Holding::Unknown).await.unwrap();
         assert!(!rung(&mut second));
         if drops {
             drop(first);
         } else {
             assert!(rung(&mut first), "woken, and not willing any more");
-            first.release(None).await.unwrap();
+            first.release(Holding::Unknown).await.unwrap();
         }
         assert!(rung(&mut second), "dropped: {drops}");
         ours(&contend(&mut second, Prior::Nothing).await);
@@ -343,7 +344,7 @@ async fn the_place_of_a_dead_waiter_ends_by_itself() {
     let (mut holder, _) = world.holder("a").await;
     let dead = world.waiter("dead").await;
     let mut live = world.waiter("live").await;
-    holder.release(None).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
     sleep(PLACE - ms(1)).await;
     assert_eq!(contend(&mut live, Prior::Nothing).await, Answer::Vacant);
     sleep(ms(1)).await;
@@ -363,7 +364,7 @@ async fn a_waiter_that_looks_in_time_keeps_its_place() {
         contend(&mut first, Prior::Nothing).await;
         contend(&mut second, Prior::Nothing).await;
     }
-    holder.release(None).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
     assert_eq!(contend(&mut second, Prior::Nothing).await, Answer::Vacant);
     ours(&contend(&mut first, Prior::Nothing).await);
 }
@@ -378,7 +379,7 @@ async fn a_waiter_s_first_call_completes_at_once_and_a_later_ring_is_kept() {
     contend(&mut waiter, Prior::Nothing).await;
     assert!(rung(&mut waiter), "after the subscription, since anything may have been missed");
     assert!(!rung(&mut waiter), "once");
-    holder.release(None).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
     assert!(rung(&mut waiter), "kept while nobody listened");
     assert!(!rung(&mut waiter));
 }
@@ -390,7 +391,7 @@ async fn a_ring_wakes_a_call_that_waits() {
     let mut waiter = world.waiter("b").await;
     let freed = async {
         sleep(ms(50)).await;
-        holder.release(None).await.unwrap();
+        holder.release(Holding::Unknown).await.unwrap();
     };
     let (hint, ()) = tokio::join!(waiter.changed(), freed);
     hint.unwrap();
@@ -409,9 +410,9 @@ async fn who_watches_is_rung_by_every_change_of_owner_and_by_nothing_else() {
     let waiter = world.waiter("b").await;
     drop(waiter);
     assert!(!rung(&mut watcher), "queued and left");
-    holder.release(None).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
     assert!(rung(&mut watcher), "released");
-    holder.release(None).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
     assert!(!rung(&mut watcher), "released again");
     ours(&contend(&mut holder, Prior::Nothing).await);
     assert!(rung(&mut watcher));
@@ -424,7 +425,7 @@ async fn a_holder_has_nothing_to_be_told() {
     let world = World::new();
     let (mut holder, _) = world.holder("a").await;
     assert!(!rung(&mut holder));
-    holder.release(None).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
     assert!(rung(&mut holder) && !rung(&mut holder), "until it subscribes as a waiter");
 }
 
@@ -439,7 +440,7 @@ async fn the_list_is_sorted_and_has_the_free_ones_too() {
         ours(&session.contend(Prior::Nothing).await.unwrap());
         sessions.push(session);
     }
-    sessions[2].release(None).await.unwrap();
+    sessions[2].release(Holding::Unknown).await.unwrap();
     let list = world.store.list().await.unwrap();
     let names: Vec<_> = list.iter().map(|record| record.mutex.as_str()).collect();
     assert_eq!(names, ["B", "a:10", "a:2", "b", "c"]);
@@ -483,7 +484,7 @@ async fn an_eviction_frees_the_holder_that_the_condition_names_and_no_other() {
     };
     assert_eq!(evict(EvictIf::Any).await, Eviction::Vacant, "never heard of it");
     let (mut holder, stale) = world.holder("a").await;
-    holder.release(None).await.unwrap();
+    holder.release(Holding::Unknown).await.unwrap();
     assert_eq!(evict(EvictIf::Any).await, Eviction::Vacant);
     assert_eq!(evict(EvictIf::Token(stale)).await, Eviction::Vacant);
     let token = ours(&contend(&mut holder, Prior::Nothing).await);

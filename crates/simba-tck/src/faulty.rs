@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use simba_core::async_trait;
 use simba_core::{
-    Answer, Backend, Claim, Clock, Error, ErrorKind, FencingToken, Operate, Ownership, Prior, Result, Session,
+    Answer, Backend, Claim, Clock, Error, ErrorKind, Holding, Operate, Ownership, Prior, Result, Session,
 };
 use tokio::sync::{Notify, oneshot};
 
@@ -287,7 +287,7 @@ struct FaultySession {
 enum Request {
     Contend(Prior),
     Inspect,
-    Release(Option<FencingToken>),
+    Release(Holding),
 }
 
 enum Reply {
@@ -316,7 +316,7 @@ impl Far {
         match request {
             Request::Contend(prior) => session.contend(prior).await.map(Reply::Contend),
             Request::Inspect => session.inspect().await.map(Reply::Inspect),
-            Request::Release(token) => session.release(token).await.map(|()| Reply::Release),
+            Request::Release(holding) => session.release(holding).await.map(|()| Reply::Release),
         }
     }
 
@@ -403,8 +403,8 @@ impl Session for FaultySession {
         }
     }
 
-    async fn release(&mut self, token: Option<FencingToken>) -> Result<()> {
-        match self.call(Request::Release(token)).await? {
+    async fn release(&mut self, holding: Holding) -> Result<()> {
+        match self.call(Request::Release(holding)).await? {
             Reply::Release => Ok(()),
             _ => mixed_up(),
         }

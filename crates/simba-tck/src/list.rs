@@ -109,6 +109,7 @@ macro_rules! __cases {
                 a_late_renewal_brings_no_token_back
                 a_stale_token_frees_nothing
                 a_release_is_idempotent
+                a_release_of_nothing_frees_nothing
                 a_release_never_frees_another_s
                 a_look_changes_nothing
                 hints_begin_with_the_subscription_and_are_kept

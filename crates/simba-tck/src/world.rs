@@ -7,9 +7,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use simba_core::{
-    Answer, Backend, Claim, Clock, Contender, ContenderId, FencingToken, Guard, Intent, Lease, Locker,
-    Moment, MutexName, MutexState, Observer, Ownership, Prior, Result, Session, Simba, SystemClock, Tenure,
-    View,
+    Answer, Backend, Claim, Clock, Contender, ContenderId, FencingToken, Guard, Holding, Intent, Lease,
+    Locker, Moment, MutexName, MutexState, Observer, Ownership, Prior, Result, Session, Simba, SystemClock,
+    Tenure, View,
 };
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -244,7 +244,8 @@ impl Asking {
     }
 
     pub(crate) async fn release(&mut self, token: Option<FencingToken>) {
-        kept("a release is confirmed", soon("a release is confirmed", self.session.release(token)).await);
+        let holding = token.map_or(Holding::Unknown, Holding::Under);
+        kept("a release is confirmed", soon("a release is confirmed", self.session.release(holding)).await);
     }
 
     pub(crate) fn token_of(&self, ours: &Ownership) -> FencingToken {

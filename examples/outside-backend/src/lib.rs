@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use simba_core::{
-    Answer, Backend, Claim, Clock, ContenderId, FencingToken, Intent, Moment, MutexName, Ownership, Prior,
-    Result, Session, SystemClock, async_trait,
+    Answer, Backend, Claim, Clock, ContenderId, FencingToken, Holding, Intent, Moment, MutexName, Ownership,
+    Prior, Result, Session, SystemClock, async_trait,
 };
 
 /// Mutexes in a table. Clones share the table, as two processes share a server.
@@ -110,9 +110,14 @@ impl Session for TableSession {
         Ok(self.table.with_row(&self.claim.mutex, |row, now| row.ownership(now)))
     }
 
-    async fn release(&mut self, token: Option<FencingToken>) -> Result<()> {
+    async fn release(&mut self, holding: Holding) -> Result<()> {
         self.table.with_row(&self.claim.mutex, |row, _| {
-            let meant = token.is_none_or(|token| token.get() == row.token);
+            let meant = match holding {
+                Holding::Unknown => true,
+                Holding::Under(token) => token.get() == row.token,
+                // Without a queue there is nothing to leave.
+                _ => false,
+            };
             row.owner.take_if(|owner| meant && owner.id == self.claim.contender);
         });
         Ok(())

@@ -386,10 +386,10 @@ impl Driver {
         };
         let (clock, pacing) = (&*self.core.clock, self.machine.pacing());
         let limit = pacing.call_limit(None);
-        let token = self.machine.token();
+        let holding = self.machine.holding();
         let end = clock.now() + self.machine.lease().total();
         for tried in 1.. {
-            let released = within(clock, limit, session.release(token)).await;
+            let released = within(clock, limit, session.release(holding)).await;
             let error = match released.unwrap_or_else(|| Err(unanswered(limit))) {
                 Ok(()) => return Ok(()),
                 Err(error) => error,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::pacing::{Grant, Pacing};
-use crate::backend::{Answer, Ownership, Prior};
+use crate::backend::{Answer, Holding, Ownership, Prior};
 use crate::clock::Moment;
 use crate::seeded::{self, Bug};
 use crate::tenure::Loss;
@@ -244,13 +244,14 @@ impl Machine {
         self.held.is_some()
     }
 
-    /// The token to release by, where it is sure.
-    pub(crate) fn token(&self) -> Option<FencingToken> {
+    /// What there is to release.
+    pub(crate) fn holding(&self) -> Holding {
         match (self.held, self.prior) {
             // A renewal that was not answered changes no token.
-            (Some(held), _) => Some(held.token),
-            (None, Prior::Lapsed(token)) if !self.unanswered => Some(token),
-            _ => None,
+            (Some(held), _) => Holding::Under(held.token),
+            (None, Prior::Lapsed(token)) if !self.unanswered => Holding::Under(token),
+            (None, Prior::Nothing) => Holding::Nothing,
+            _ => Holding::Unknown,
         }
     }
 
@@ -402,9 +403,11 @@ mod tests {
     fn a_release_is_bound_to_the_token_where_it_is_sure() {
         let mut machine = held(5);
         machine.send(at(400));
-        assert_eq!(machine.token(), Some(FencingToken::new(5)), "a renewal changes no token");
+        assert_eq!(machine.holding(), Holding::Under(FencingToken::new(5)), "a renewal changes no token");
         machine.forget(at(500));
-        assert_eq!(machine.token(), None, "a call without an answer may have");
+        assert_eq!(machine.holding(), Holding::Unknown, "a call without an answer may have");
+        machine.released(at(600));
+        assert_eq!(machine.holding(), Holding::Nothing);
     }
 
     /// What a store, a network and a clock can do to a machine.

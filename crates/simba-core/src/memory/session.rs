@@ -3,10 +3,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::store::{SessionId, Store, Topic};
-use crate::backend::{Answer, Claim, Intent, Ownership, Prior, Session};
+use crate::backend::{Answer, Claim, Holding, Intent, Ownership, Prior, Session};
 use crate::error::Result;
 use crate::hub::Listener;
-use crate::types::FencingToken;
 
 /// One contender or observer at the store.
 pub(super) struct MemorySession {
@@ -46,9 +45,9 @@ impl Session for MemorySession {
         Ok(self.store.inspect(&self.claim.mutex))
     }
 
-    async fn release(&mut self, token: Option<FencingToken>) -> Result<()> {
+    async fn release(&mut self, holding: Holding) -> Result<()> {
         self.holds = false;
-        self.store.release(self.id, &self.claim, token);
+        self.store.release(self.id, &self.claim, holding);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use crate::backend::{Answer, Claim, Intent, Ownership, Prior};
+use crate::backend::{Answer, Claim, Holding, Intent, Ownership, Prior};
 use crate::clock::{Clock, Moment};
 use crate::hub::Hub;
 use crate::operate::{EvictIf, Eviction, MutexRecord};
@@ -106,14 +106,17 @@ impl Store {
     }
 
     /// Frees the mutex if the contender owns it, leaves the queue, and wakes whose turn it is now.
-    /// With a token, a hold that came after it is left alone.
-    pub(super) fn release(&self, session: SessionId, claim: &Claim, token: Option<FencingToken>) {
+    pub(super) fn release(&self, session: SessionId, claim: &Claim, holding: Holding) {
         let now = self.clock.now();
         let mut rows = self.rows();
         let Some(row) = rows.get_mut(&claim.mutex) else { return };
         row.expire(now);
         row.leave(session);
-        let meant = token.is_none_or(|token| token.get() == row.token);
+        let meant = match holding {
+            Holding::Nothing => false,
+            Holding::Unknown => true,
+            Holding::Under(token) => token.get() == row.token,
+        };
         let freed = row.owner.take_if(|owner| owner.session == session && meant).is_some();
         self.wake_next(row, &claim.mutex, freed);
     }

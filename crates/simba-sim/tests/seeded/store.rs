@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use simba_core::async_trait;
-use simba_core::{Answer, Backend, Claim, FencingToken, MemoryBackend, Ownership, Prior, Result, Session};
+use simba_core::{
+    Answer, Backend, Claim, FencingToken, Holding, MemoryBackend, Ownership, Prior, Result, Session,
+};
 
 /// The ways in which it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,15 +131,15 @@ impl Session for BuggySession {
         self.inner().inspect().await
     }
 
-    async fn release(&mut self, token: Option<FencingToken>) -> Result<()> {
+    async fn release(&mut self, holding: Holding) -> Result<()> {
         match self.bug {
             StoreBug::FreesAnothers => {
                 let operate = self.store.operate().expect("memory can be operated");
                 operate.evict(&self.claim.mutex, simba_core::operate::EvictIf::Any).await?;
-                self.inner().release(token).await
+                self.inner().release(holding).await
             }
             StoreBug::FreesNothing | StoreBug::LeavesItsPlace => Ok(()),
-            _ => self.inner().release(token).await,
+            _ => self.inner().release(holding).await,
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use simba_core::{Claim, ContenderId, MutexName, Prior};
+use simba_core::{Claim, ContenderId, Holding, MutexName, Prior};
 use tokio::time::timeout;
 
 use crate::Fixture;
@@ -116,7 +116,7 @@ pub async fn a_release_dropped_at_every_await_point_can_be_repeated(fixture: &dy
     for polls in 0..MANY {
         let mut asking = one.waiter(&mutex).await;
         let token = asking.take().await;
-        let released = polled(asking.session.release(Some(token)), polls);
+        let released = polled(asking.session.release(Holding::Under(token)), polls);
         let through = soon("a release ends", released).await.is_some();
         asking.release(Some(token)).await;
         two.finds_nothing_of(&mutex).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use simba_core::{Answer, Claim, ContenderId, Intent, MutexName, Prior};
+use simba_core::{Answer, Claim, ContenderId, Holding, Intent, MutexName, Prior};
 
 use crate::Fixture;
 use crate::world::{Asking, Peer, kept, long, name, ours, patience, polled, release, skip, within};
@@ -46,6 +46,21 @@ pub async fn a_twin_is_held_off(fixture: &dyn Fixture) {
     holder.release(Some(token)).await;
     drop(twin);
     one.finds_nothing_of(&mutex).await;
+}
+
+/// A session that surely has nothing frees nothing, even under the id of a live holder.
+pub async fn a_release_of_nothing_frees_nothing(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    let mutex = name();
+    let claim = Claim::new(mutex.clone(), ContenderId::generate(), long());
+    let (mut holder, mut twin) = (one.session(claim.clone()).await, two.session(claim).await);
+    let token = holder.take().await;
+    twin.queue().await;
+    kept("a release of nothing is confirmed", twin.session.release(Holding::Nothing).await);
+    let renewed = ours("a holder keeps what a twin did not have", holder.contend(Prior::Held).await);
+    assert_eq!(renewed, token, "broken: a release of nothing frees nothing");
+    holder.release(Some(token)).await;
+    two.finds_nothing_of(&mutex).await;
 }
 
 /// A session under the id of a holder that is gone keeps nothing alive by asking.
