@@ -12,6 +12,7 @@ Chores:
   servers up       start the test servers and print where they are
   servers down     stop them
   sim --seeds N    simulate N seeds; SIMBA_SEED=n cargo xtask sim replays one and prints it
+  deny             check licences, bans and sources, with cargo-deny
   bench            run the benchmarks
   bench --quick    run a short version of them
 
@@ -29,6 +30,7 @@ pub(crate) enum Chore {
     ServersUp,
     ServersDown,
     Sim { seeds: u64 },
+    Deny,
     Bench { quick: bool },
 }
 
@@ -41,6 +43,7 @@ pub(crate) fn parse(words: &[&str]) -> Result<Chore, String> {
         [] | ["help"] => Ok(Chore::Help),
         ["test", rest @ ..] => quick("test", rest).map(|quick| Chore::Test { quick }),
         ["bench", rest @ ..] => quick("bench", rest).map(|quick| Chore::Bench { quick }),
+        ["deny"] => Ok(Chore::Deny),
         ["sim"] => Ok(Chore::Sim { seeds: 1_000 }),
         ["sim", "--seeds", seeds] => match seeds.parse() {
             Ok(seeds) => Ok(Chore::Sim { seeds }),
@@ -73,6 +76,7 @@ mod tests {
         assert_eq!(parse(&["servers", "up"]), Ok(Chore::ServersUp));
         assert_eq!(parse(&["servers", "down"]), Ok(Chore::ServersDown));
         assert_eq!(parse(&["sim", "--seeds", "7"]), Ok(Chore::Sim { seeds: 7 }));
+        assert_eq!(parse(&["deny"]), Ok(Chore::Deny));
         assert_eq!(parse(&["bench"]), Ok(Chore::Bench { quick: false }));
         assert_eq!(parse(&["bench", "--quick"]), Ok(Chore::Bench { quick: true }));
     }

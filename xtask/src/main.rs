@@ -41,6 +41,7 @@ fn perform(chore: Chore) -> Result<()> {
         Chore::ServersUp => print_exports(&servers::up(&Workspace::find()?)?),
         Chore::ServersDown => servers::down(&Workspace::find()?)?,
         Chore::Sim { seeds } => simulation::sweep(&Workspace::find()?, seeds)?,
+        Chore::Deny => deny::deny(&Workspace::find()?)?,
         Chore::Bench { quick } => bench::bench(&Workspace::find()?, quick)?,
     }
     Ok(())

@@ -1,5 +1,7 @@
 //! The simulation: the engine on virtual time, seed after seed, and the deliberate bugs that prove it.
 
+use std::process::Command;
+
 use anyhow::Result;
 
 use crate::step::{self, Verdict};
@@ -10,19 +12,27 @@ const SEEDS: u64 = 5_000;
 
 /// Runs this many seeds.
 pub(crate) fn sweep(workspace: &Workspace, seeds: u64) -> Result<()> {
-    let words = format!("run --release --locked -p simba-sim -- --seeds {seeds}");
+    let words = format!("run --locked -p simba-sim --release -- --seeds {seeds}");
     step::run(&mut workspace.cargo(&words))
 }
 
-/// The share of the seeds that belongs into the tests.
+/// The share of the seeds that belongs into the tests, run by the build that has the deliberate bugs in it,
+/// switched off: one optimised build serves both this and [`prove`].
 pub(crate) fn step(workspace: &Workspace) -> Result<Verdict> {
-    sweep(workspace, SEEDS)?;
+    step::run(with_bugs(workspace, "run").args(["--", "--seeds", &SEEDS.to_string()]))?;
     Ok(Verdict::Passed)
 }
 
-/// Builds the engine with its deliberate bugs, in a directory of its own, and lets the checkers catch them.
+/// Switches the deliberate bugs on, one after the other, and lets the checkers catch them.
 pub(crate) fn prove(workspace: &Workspace) -> Result<Verdict> {
-    let words = "test --release --locked -p simba-sim --test seeded --target-dir target/seeded";
-    step::run(workspace.cargo(words).env("RUSTFLAGS", "--cfg simba_bugs"))?;
+    step::run(with_bugs(workspace, "test").args(["--test", "seeded"]))?;
     Ok(Verdict::Passed)
+}
+
+/// A build in a directory of its own: its flags would undo the work of all others.
+fn with_bugs(workspace: &Workspace, verb: &str) -> Command {
+    let mut command =
+        workspace.cargo(&format!("{verb} --locked -p simba-sim --release --target-dir target/seeded"));
+    command.env("RUSTFLAGS", "--cfg simba_bugs");
+    command
 }
