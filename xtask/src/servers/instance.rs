@@ -175,7 +175,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn a_stranger_with_the_same_process_id_is_left_alone() {
         let data = Scratch::new("stranger");
-        let (mut child, instance) = start("read line", &data.0);
+        let (mut child, instance) = start("exec sleep 3600", &data.0);
         let mistaken = Instance { dir: PathBuf::from("/elsewhere"), ..instance };
         mistaken.stop().unwrap();
         assert_eq!(child.try_wait().unwrap(), None);
