@@ -31,9 +31,14 @@ impl Outcome {
     /// The run as a person reads it.
     #[must_use]
     pub fn timeline(&self) -> String {
-        let mut text = format!("seed {}\n", self.plan.seed);
+        let mut text = format!(
+            "seed {}; all times are the store's, each process has a clock of its own:\n",
+            self.plan.seed
+        );
         for (index, node) in self.plan.nodes.iter().enumerate() {
-            text += &format!("  n{index}: {:?}, clock rate {:.4}\n", node.role, node.rate);
+            let (role, rate) = (node.role, node.rate);
+            text +=
+                &format!("  n{index}: {role:?}, its clock shows {rate:.4} s for every second of the store\n");
         }
         text += &self.history.timeline();
         for violation in &self.violations {
