@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
+use simba_tck::{Rule, Violation};
 
 /// The size of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +109,9 @@ impl Climate {
     };
 }
 
+/// No message is later.
+const LATEST: Duration = Duration::from_millis(1_500);
+
 /// The last part of a run is calm, so that it must come to rest.
 const CALM_SHARE: f64 = 0.25;
 
@@ -128,10 +132,18 @@ impl Plan {
         Self { seed, scale, nodes, events, deaf }
     }
 
-    /// Whether the store keeps its writes in this run, without which exclusion is not promised.
+    /// Whether what was broken had been promised: a store that loses its writes may give a mutex twice.
+    ///
+    /// Tokens grow even then, but a contender whose answer was under way meanwhile learns of its token after
+    /// one that came later, and got a greater one.
     #[must_use]
-    pub fn keeps_writes(&self) -> bool {
-        !self.events.iter().any(|(_, fault)| *fault == Fault::DataLoss)
+    pub fn promises(&self, violation: &Violation) -> bool {
+        let mut losses = self.events.iter().filter(|(_, fault)| *fault == Fault::DataLoss).map(|(at, _)| *at);
+        match violation.rule {
+            Rule::Exclusion | Rule::Work => losses.next().is_none(),
+            Rule::Tokens => !losses.any(|at| (at..at + LATEST).contains(&violation.at)),
+            _ => true,
+        }
     }
 }
 

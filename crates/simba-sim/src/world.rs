@@ -75,9 +75,7 @@ pub fn run_over(plan: Plan, see: impl FnOnce(MemoryBackend) -> Arc<dyn Backend>)
     let history = freeze(&history);
     drop(runtime);
     let mut violations = history.check();
-    if !plan.keeps_writes() {
-        violations.retain(|violation| !matches!(violation.rule, Rule::Exclusion | Rule::Work));
-    }
+    violations.retain(|violation| plan.promises(violation));
     violations.extend(leftovers);
     violations.extend(liveness(&plan, &history.events()));
     let tenures = history.events().iter().filter(|event| matches!(event.what, What::Acquired { .. })).count();

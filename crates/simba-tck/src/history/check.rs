@@ -59,6 +59,8 @@ impl fmt::Display for Violation {
 
 /// Two clocks that run at the limit of the margin meet at one instant; rounding must not make it two.
 const ROUNDING: Duration = Duration::from_micros(1);
+/// How late a timer may be, on clocks that count whole milliseconds.
+const TIMER: Duration = Duration::from_millis(2);
 /// How late a signal may come on a process that is not paused.
 const SIGNAL_SLACK: Duration = Duration::from_millis(50);
 
@@ -206,7 +208,7 @@ fn work(events: &[Event], holds: &[Hold<'_>]) -> Vec<Violation> {
             What::WorkEnded => {
                 let Some((from, token)) = open.remove(who.as_str()) else { continue };
                 let next = holds.iter().find(|hold| hold.token > token && hold.who != who);
-                let Some(next) = next.filter(|next| next.from + ROUNDING < *at) else { continue };
+                let Some(next) = next.filter(|next| next.from + TIMER < *at) else { continue };
                 if !was_paused(&events[..=index], who, from, *at) {
                     let message = format!(
                         "{who} worked under token {token} from {from:?} until {at:?}, but {} held since {:?}",
