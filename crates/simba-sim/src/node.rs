@@ -190,7 +190,8 @@ impl Seat {
     fn record_loss(&self, who: &str, tenure: &Tenure, loss: Loss) {
         let now = self.shared.now();
         let deadline = self.clock.on_base(tenure.deadline()) - Moment::ZERO;
-        let valid_until = if loss == Loss::Deadline { deadline } else { deadline.min(now) };
+        // Any other loss than that of the deadline came before it.
+        let valid_until = if loss == Loss::Deadline { deadline } else { now };
         self.record(who, What::Lost { loss, valid_until });
     }
 
