@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use simba_core::operate::{EvictIf, MutexRecord};
+use simba_core::operate::MutexRecord;
 use simba_core::{
     Clock, ContenderId, ErrorKind, Lease, Loss, MemoryBackend, Moment, MutexName, Operate, Schedule, Simba,
     Tenure, TokioClock,
@@ -341,7 +341,6 @@ async fn row_62_a_leader_that_loses_its_lease_in_mid_work_starts_no_tick() {
     world.pass(TOTAL * 3).await;
     let ticks = ticks.lock().unwrap().clone();
     assert!(ticks.iter().all(|(at, valid)| *valid && *at < lost), "{ticks:?}");
-    world.store.evict(&MutexName::new(NAME).unwrap(), EvictIf::Any).await.unwrap();
 }
 
 /// Rows 8, 19, 21, 47 and 62 again, in all mixtures: a share of the seeds that the simulation runs.
