@@ -1,0 +1,1 @@
+//! Sockets and TLS for the networked backends of Simba.

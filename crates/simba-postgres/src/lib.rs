@@ -1,0 +1,1 @@
+//! Simba on PostgreSQL: a table, a queue and NOTIFY.

@@ -1,0 +1,1 @@
+//! Starts and stops the servers that the tests run against.

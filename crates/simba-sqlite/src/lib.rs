@@ -1,0 +1,1 @@
+//! Simba on SQLite: mutexes among the processes of one host, without any server.
