@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 fn perform(chore: Chore) -> Result<()> {
     match chore {
         Chore::Help => print!("{USAGE}"),
-        Chore::Test { quick } => test::test(&Workspace::find()?, quick)?,
+        Chore::Test { quick } => test::test(Workspace::find()?, quick)?,
         Chore::ServersUp => print_exports(&servers::up(&Workspace::find()?)?),
         Chore::ServersDown => servers::down(&Workspace::find()?)?,
         Chore::Sim { seeds } => simulation::sweep(&Workspace::find()?, seeds)?,
@@ -48,7 +48,7 @@ fn perform(chore: Chore) -> Result<()> {
 }
 
 /// Prints what a shell can `eval`; everything else these chores say goes to stderr.
-fn print_exports(variables: &[servers::Variable]) {
+fn print_exports(variables: &[workspace::Variable]) {
     for (name, value) in variables {
         println!("export {name}={value}");
     }

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::step::{self, Step, Verdict};
 use crate::workspace::Workspace;
-use crate::{deny, examples, simulation};
+use crate::{deny, examples, servers, simulation};
 
 const STEPS: &[Step] = &[
     Step { name: "fmt", quick: true, run: fmt },
@@ -21,12 +21,15 @@ const STEPS: &[Step] = &[
     Step { name: "msrv", quick: false, run: msrv },
 ];
 
-/// Runs all steps, or those that belong before every commit.
-pub(crate) fn test(workspace: &Workspace, quick: bool) -> Result<()> {
-    // No test needs a server yet. The first that does brings `servers::up` here, its variables into the
-    // environment of `tests`, and `servers::down` after the steps, however they went. A store that does not
-    // come up is a failure and never a skip.
-    step::take(STEPS.iter().filter(|step| step.quick || !quick), workspace)
+/// Runs all steps, or those that belong before every commit, with the servers that the tests need.
+pub(crate) fn test(workspace: Workspace, quick: bool) -> Result<()> {
+    // A server that does not come up is a failure and never a skip.
+    let variables = servers::up(&workspace)?;
+    let workspace = workspace.with_variables(variables);
+    let outcome = step::take(STEPS.iter().filter(|step| step.quick || !quick), &workspace);
+    // However the steps went.
+    let down = servers::down(&workspace);
+    outcome.and(down)
 }
 
 fn fmt(workspace: &Workspace) -> Result<Verdict> {

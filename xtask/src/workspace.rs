@@ -7,10 +7,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+/// A variable of the environment: name and value.
+pub(crate) type Variable = (&'static str, String);
+
 /// The workspace that this program belongs to.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     root: PathBuf,
+    variables: Vec<Variable>,
 }
 
 impl Workspace {
@@ -18,7 +22,12 @@ impl Workspace {
     pub(crate) fn find() -> Result<Self> {
         let manifest = env::var_os("CARGO_MANIFEST_DIR").context("start this program with `cargo xtask`")?;
         let root = Path::new(&manifest).parent().context("the `xtask` package has no workspace above it")?;
-        Ok(Self { root: root.to_owned() })
+        Ok(Self { root: root.to_owned(), variables: Vec::new() })
+    }
+
+    /// Lets every command see these variables.
+    pub(crate) fn with_variables(self, variables: Vec<Variable>) -> Self {
+        Self { variables, ..self }
     }
 
     /// A place that is not in version control and goes with `cargo clean`.
@@ -35,6 +44,7 @@ impl Workspace {
         for (name, _) in env::vars_os().filter(|(name, _)| describes_a_package(name)) {
             command.env_remove(name);
         }
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command
     }
 

@@ -71,7 +71,7 @@ mod watched;
 
 pub use async_trait::async_trait;
 pub use backend::{Answer, Backend, Claim, Holding, Intent, Ownership, Prior, Session};
-pub use clock::{Clock, Moment, SystemClock, TokioClock};
+pub use clock::{Clock, Moment, SystemClock, TokioClock, within};
 pub use contention::{Contender, Contention, Status};
 pub use error::{Error, ErrorKind, Result};
 pub use hub::{Demand, Hub, Listener};

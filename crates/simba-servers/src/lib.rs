@@ -1,1 +1,31 @@
-//! Starts and stops the servers that the tests run against.
+//! Starts and stops the servers that the tests run against: real ones, each on a loopback port and in a
+//! temporary directory of its own.
+//!
+//! The test command starts one of each kind and tells the tests where they are: [`shared`]. A test that
+//! restarts a server, kills it or bends its time starts [one of its own](Setup).
+//!
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! use simba_servers::Setup;
+//!
+//! let mut server = Setup::mariadb().with_arg("--read-only").start()?;
+//! println!("{}", server.url());
+//! server.restart()?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod certificates;
+mod debian;
+mod kinds;
+mod logins;
+mod record;
+mod server;
+mod setup;
+mod shared;
+
+pub use certificates::Certificates;
+pub use record::Record;
+pub use server::Server;
+pub use setup::Setup;
+pub use shared::shared;

@@ -40,8 +40,12 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Runs `work` for at most `limit`; `None` if it did not end by then.
-pub(crate) async fn within<F: Future>(clock: &dyn Clock, limit: Duration, work: F) -> Option<F::Output> {
+/// Runs `work` for at most `limit` on this clock; `None` if it did not end by then.
+///
+/// # Cancel safety
+///
+/// As that of `work`, which is dropped when the time is up.
+pub async fn within<F: Future>(clock: &dyn Clock, limit: Duration, work: F) -> Option<F::Output> {
     let until = clock.now() + limit;
     tokio::select! {
         biased;

@@ -6,6 +6,7 @@ mod percent;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use percent::encode;
@@ -98,6 +99,54 @@ impl ConnectUrl {
     /// All keys and values of the query, ordered by key.
     pub fn queries(&self) -> impl Iterator<Item = (&str, &str)> {
         self.query.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
+    /// Refuses a query with other keys than these: a key that nobody reads is a typing error.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), with the unknown key and the known ones.
+    pub fn only_keys(&self, known: &[&str]) -> Result<()> {
+        match self.query.keys().find(|key| !known.contains(&key.as_str())) {
+            Some(unknown) if known.is_empty() => Err(Error::invalid(format!(
+                "the URL has the key `{unknown}`, but `{}` takes none: leave it out",
+                self.scheme
+            ))),
+            Some(unknown) => Err(Error::invalid(format!(
+                "the URL has the unknown key `{unknown}`: `{}` takes {}",
+                self.scheme,
+                known.join(", ")
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The value of a key as a length of time, such as `250ms` or `2s`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is none.
+    pub fn duration(&self, key: &str) -> Result<Option<Duration>> {
+        let parse = |value| {
+            humantime::parse_duration(value).map_err(|_| {
+                Error::invalid(format!(
+                    "`{key}` in the URL is no length of time: write it as `250ms` or `2s`"
+                ))
+            })
+        };
+        self.query(key).map(parse).transpose()
+    }
+
+    /// The value of a key as a number, a path, or whatever else can be told from text.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is not `what` it should be.
+    pub fn parsed<T: FromStr>(&self, key: &str, what: &str) -> Result<Option<T>> {
+        let parse = |value: &str| {
+            value.parse().map_err(|_| Error::invalid(format!("`{key}` in the URL is not {what}")))
+        };
+        self.query(key).map(parse).transpose()
     }
 
     fn fmt_authority(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -347,3 +347,26 @@ proptest! {
         check_canary(&text[..at])?;
     }
 }
+
+#[test]
+fn a_key_that_nobody_reads_is_refused_with_the_known_ones() {
+    let url: ConnectUrl = "mysql://h/db?pol=2s".parse().unwrap();
+    let refused = url.only_keys(&["poll", "table"]).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Invalid);
+    assert_eq!(refused.to_string(), "the URL has the unknown key `pol`: `mysql` takes poll, table");
+    assert!(url.only_keys(&[]).unwrap_err().to_string().contains("takes none"));
+    url.only_keys(&["pol"]).unwrap();
+}
+
+#[test]
+fn a_length_of_time_and_a_number_are_read_or_refused_by_name() {
+    let url: ConnectUrl = "mysql://h?poll=250ms&connections=4&bad=secret".parse().unwrap();
+    assert_eq!(url.duration("poll").unwrap(), Some(std::time::Duration::from_millis(250)));
+    assert_eq!(url.duration("absent").unwrap(), None);
+    assert_eq!(url.parsed::<u8>("connections", "a number from 1 to 64").unwrap(), Some(4));
+    let refused = [
+        url.duration("bad").unwrap_err().to_string(),
+        url.parsed::<u8>("bad", "a number from 1 to 64").unwrap_err().to_string(),
+    ];
+    assert!(refused.iter().all(|text| text.contains("`bad`") && !text.contains("secret")), "{refused:?}");
+}

@@ -1,39 +1,35 @@
 //! Redis, in memory only.
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::io;
 use std::process::Command;
-use std::time::Duration;
 
-use super::Server;
+use anyhow::Result;
 
-pub(super) const SERVER: Server = Server {
+use super::{Kind, Place, ask};
+
+pub(crate) const KIND: Kind = Kind {
     name: "redis",
-    variable: "SIMBA_TCK_REDIS",
-    package: "redis-server",
-    program: "redis-server",
-    configure,
-    url: |address| format!("redis://{address}"),
+    programs: &[("redis-server", "redis-server")],
+    user: None,
+    prepare: |_| Ok(()),
+    command,
+    url: |place| format!("redis://{}", place.address),
     probe,
 };
 
-fn configure(command: &mut Command, address: SocketAddr, dir: &Path) {
-    command.args(["--bind", &address.ip().to_string(), "--port", &address.port().to_string()]);
-    command.arg("--dir").arg(dir);
+fn command(place: &Place) -> Result<Command> {
+    let mut command = place.program("redis-server")?;
+    command.args(["--bind", &place.address.ip().to_string(), "--port", &place.port()]);
+    command.arg("--dir").arg(&place.dir);
     command.args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
+    Ok(command)
 }
 
 /// Succeeds when a PING is answered.
-fn probe(address: SocketAddr) -> io::Result<()> {
-    const PATIENCE: Duration = Duration::from_secs(1);
+fn probe(place: &Place) -> io::Result<()> {
     const PONG: &[u8] = b"+PONG\r\n";
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(b"PING\r\n")?;
     let mut answer = [0; PONG.len()];
-    stream.read_exact(&mut answer)?;
+    ask(place.address, b"PING\r\n", &mut answer)?;
     if answer != PONG {
         let answer = String::from_utf8_lossy(&answer);
         return Err(io::Error::other(format!("the answer to PING is {answer:?}")));
@@ -43,22 +39,23 @@ fn probe(address: SocketAddr) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
     use std::net::TcpListener;
     use std::thread;
 
-    use super::super::loopback;
     use super::*;
 
     /// What the probe makes of a server that sends this.
     fn probe_of(answer: &'static [u8]) -> io::Result<()> {
-        let listener = TcpListener::bind(loopback(0)).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let server = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(answer).unwrap();
             stream.read_exact(&mut [0; 6]).unwrap();
         });
-        let outcome = probe(address);
+        let dir = std::env::temp_dir();
+        let outcome = probe(&Place { dir, address, tls: false, zone: None, upstream: None, login: None });
         server.join().unwrap();
         outcome
     }

@@ -1,0 +1,70 @@
+//! Gets missing programs from Debian.
+
+use std::env;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::geteuid;
+
+/// Where Debian keeps the programs of PostgreSQL, one directory for each version.
+const POSTGRES: &str = "/usr/lib/postgresql";
+
+/// Installs the packages whose program is missing; without the right to, says what to type.
+pub(crate) fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
+    let missing: Vec<&str> =
+        wanted.iter().filter(|(program, _)| find(program).is_none()).map(|(_, package)| *package).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let packages = missing.join(" ");
+    let install = "apt-get install -y --no-install-recommends";
+    if !geteuid().is_root() {
+        bail!("not installed: {packages}; run as root:\n  apt-get update\n  {install} {packages}");
+    }
+    run("apt-get update -q", &[])?;
+    run(install, &missing).context("cannot install the servers")
+}
+
+/// The package may start a service of its own. That does not matter: ours has another port.
+fn run(line: &str, packages: &[&str]) -> Result<()> {
+    let mut words = line.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or_default());
+    // Our stdout is for the shell to evaluate.
+    command.args(words).args(packages).env("DEBIAN_FRONTEND", "noninteractive").stdout(io::stderr());
+    let status = command.status().with_context(|| format!("cannot start `{line}`"))?;
+    ensure!(status.success(), "`{line} {}` ended with {status}", packages.join(" "));
+    Ok(())
+}
+
+/// Where a program is: on the path, or among those that Debian keeps off it.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let on_path = env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/local/sbin".into()]);
+    on_path.chain(versions(Path::new(POSTGRES))).map(|dir| dir.join(program)).find(|file| file.is_file())
+}
+
+/// The directories with programs of each version, the latest first.
+fn versions(root: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<(u32, PathBuf)> = root
+        .read_dir()
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin"))))
+        .collect();
+    found.sort_unstable();
+    found.into_iter().rev().map(|(_, path)| path).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_looked_for_on_the_path() {
+        assert!(find("sh").is_some());
+        assert_eq!(find("no-such-program"), None);
+    }
+}

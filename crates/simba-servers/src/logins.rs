@@ -1,0 +1,66 @@
+//! Users of this machine: some servers refuse to run as root.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use rustix::process::geteuid;
+
+/// The numbers of a user and of its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Login {
+    uid: u32,
+    gid: u32,
+}
+
+impl Login {
+    /// The user of this name, if we are root and can become it.
+    pub(crate) fn if_root(name: &str) -> Result<Option<Self>> {
+        if !geteuid().is_root() {
+            return Ok(None);
+        }
+        let users = fs::read_to_string("/etc/passwd").context("cannot read the users of this machine")?;
+        find(&users, name).with_context(|| format!("this machine has no user `{name}`")).map(Some)
+    }
+
+    /// Lets the command run as this user.
+    pub(crate) fn run(self, command: &mut Command) {
+        command.uid(self.uid).gid(self.gid);
+    }
+
+    /// Gives the user a directory and all that is in it.
+    pub(crate) fn own(self, path: &Path) -> Result<()> {
+        chown(path, Some(self.uid), Some(self.gid))
+            .with_context(|| format!("cannot give {} away", path.display()))?;
+        if path.is_dir() {
+            for entry in fs::read_dir(path)? {
+                self.own(&entry?.path())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn find(users: &str, name: &str) -> Option<Login> {
+    users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let is_it = fields.next()? == name;
+        let (uid, gid) = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
+        is_it.then_some(Login { uid, gid })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_found_by_name() {
+        let users = "root:x:0:0:root:/root:/bin/sh\npostgres:x:104:111:,,,:/var/lib/postgresql:/bin/bash\n";
+        assert_eq!(find(users, "postgres"), Some(Login { uid: 104, gid: 111 }));
+        assert_eq!(find(users, "post"), None);
+    }
+}

@@ -1,0 +1,210 @@
+//! What is written down of a server that outlives the process that started it.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// How long a server may take to end by itself, and then to be gone once killed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A server that was left running.
+#[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Record {
+    /// Its process.
+    pub pid: u32,
+    /// Where it is, with the right to do everything.
+    pub url: String,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its data and its working directory, which nobody else has: by it a process is known to be the server.
+    pub dir: PathBuf,
+}
+
+impl Record {
+    /// Finds the server of this name that was started last and not stopped since.
+    ///
+    /// # Errors
+    ///
+    /// What was written down is no record; the error says where it is.
+    pub fn load(state: &Path, name: &str) -> Result<Option<Self>> {
+        let path = file(state, name);
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text.with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        Self::parse(&text).with_context(|| format!("bad record in {}: remove it", path.display())).map(Some)
+    }
+
+    /// Writes down what [`load`](Self::load) needs.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be written to.
+    pub fn save(&self, state: &Path, name: &str) -> Result<()> {
+        let path = file(state, name);
+        let text = format!("{}\n{}\n{}\n{}\n", self.pid, self.address, self.url, self.dir.display());
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let mut lines = text.lines();
+        let mut line = || lines.next().context("a line is missing");
+        Ok(Self {
+            pid: line()?.parse()?,
+            address: line()?.parse()?,
+            url: line()?.to_owned(),
+            dir: line()?.into(),
+        })
+    }
+
+    /// Removes the data and what [`save`](Self::save) wrote.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be removed.
+    pub fn forget(&self, state: &Path, name: &str) -> Result<()> {
+        absent_is_fine(fs::remove_dir_all(&self.dir))
+            .with_context(|| format!("cannot remove {}", self.dir.display()))?;
+        let path = file(state, name);
+        absent_is_fine(fs::remove_file(&path)).with_context(|| format!("cannot remove {}", path.display()))
+    }
+
+    /// Whether the process runs and is still the server: after a reboot its id may be somebody else's.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        let works_in = fs::read_link(format!("/proc/{}/cwd", self.pid)).unwrap_or_default();
+        // The kernel adds a remark to the name of a directory that was removed.
+        works_in.to_string_lossy().starts_with(&*self.dir.to_string_lossy())
+    }
+
+    /// Asks the server to end and kills it if it does not.
+    ///
+    /// # Errors
+    ///
+    /// It survives that.
+    pub fn stop(&self) -> Result<()> {
+        if !self.is_alive() {
+            return Ok(());
+        }
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).context("not a process id")?;
+        gone_is_fine(kill_process(pid, Signal::TERM))?;
+        if self.ends() {
+            return Ok(());
+        }
+        gone_is_fine(kill_process_group(pid, Signal::KILL))?;
+        ensure!(self.ends(), "process {} survives being killed", self.pid);
+        Ok(())
+    }
+
+    fn ends(&self) -> bool {
+        let begun = Instant::now();
+        while self.is_alive() && begun.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(20));
+        }
+        !self.is_alive()
+    }
+}
+
+fn file(state: &Path, name: &str) -> PathBuf {
+    state.join(format!("{name}.server"))
+}
+
+fn absent_is_fine(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn gone_is_fine(signalled: rustix::io::Result<()>) -> rustix::io::Result<()> {
+    match signalled {
+        Err(Errno::SRCH) => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{self, Child, Command};
+
+    use super::*;
+
+    /// A directory for one test, removed with all that is in it.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("simba-record-{}-{name}", process::id()));
+            fs::create_dir(&dir).unwrap();
+            Self(dir.canonicalize().unwrap())
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn start(script: &str, dir: &Path) -> (Child, Record) {
+        let child =
+            Command::new("sh").args(["-c", script]).current_dir(dir).process_group(0).spawn().unwrap();
+        let (url, address) = ("redis://127.0.0.1:1".to_owned(), (Ipv4Addr::LOCALHOST, 1).into());
+        let record = Record { pid: child.id(), address, url, dir: dir.to_owned() };
+        (child, record)
+    }
+
+    #[test]
+    fn what_was_saved_is_loaded_until_it_is_forgotten() {
+        let (state, data) = (Scratch::new("state"), Scratch::new("data"));
+        let (mut child, record) = start("exit 0", &data.0);
+        child.wait().unwrap();
+        assert_eq!(Record::load(&state.0, "redis").unwrap(), None);
+        record.save(&state.0, "redis").unwrap();
+        assert_eq!(Record::load(&state.0, "redis").unwrap().as_ref(), Some(&record));
+        record.forget(&state.0, "redis").unwrap();
+        assert_eq!(Record::load(&state.0, "redis").unwrap(), None);
+        assert!(!data.0.exists());
+    }
+
+    #[test]
+    fn a_broken_record_says_where_it_is() {
+        let state = Scratch::new("broken");
+        fs::write(file(&state.0, "redis"), "no number\n").unwrap();
+        let error = Record::load(&state.0, "redis").unwrap_err();
+        assert!(error.to_string().contains(&state.0.display().to_string()), "{error}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_running_server_is_stopped() {
+        let data = Scratch::new("running");
+        let (mut child, record) = start("exec sleep 3600", &data.0);
+        assert!(record.is_alive());
+        record.stop().unwrap();
+        assert!(!record.is_alive());
+        assert!(!child.wait().unwrap().success());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_stranger_with_the_same_process_id_is_left_alone() {
+        let data = Scratch::new("stranger");
+        let (mut child, record) = start("exec sleep 3600", &data.0);
+        let mistaken = Record { dir: PathBuf::from("/elsewhere"), ..record };
+        mistaken.stop().unwrap();
+        assert_eq!(child.try_wait().unwrap(), None);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

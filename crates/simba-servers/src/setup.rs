@@ -1,0 +1,156 @@
+//! What a server is to be like, before it is started.
+
+use std::ffi::OsString;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result};
+
+use crate::certificates::Certificates;
+use crate::debian;
+use crate::kinds::{self, Kind, Place};
+use crate::logins::Login;
+use crate::server::Server;
+
+/// A server to start: its kind, and what is special about it.
+#[derive(Clone)]
+#[must_use]
+pub struct Setup {
+    pub(crate) kind: &'static Kind,
+    pub(crate) args: Vec<OsString>,
+    pub(crate) env: Vec<(OsString, OsString)>,
+    zone: Option<String>,
+    tls: Option<Certificates>,
+    upstream: Option<SocketAddr>,
+}
+
+impl Setup {
+    /// A Redis without persistence.
+    pub const fn redis() -> Self {
+        Self::of(&kinds::redis::KIND)
+    }
+
+    /// A MariaDB with a database `simba`.
+    pub const fn mariadb() -> Self {
+        Self::of(&kinds::mariadb::KIND)
+    }
+
+    /// A PostgreSQL with its database `postgres`.
+    pub const fn postgres() -> Self {
+        Self::of(&kinds::postgres::KIND)
+    }
+
+    /// A PgBouncer in transaction mode in front of the PostgreSQL at this address.
+    pub const fn pgbouncer(upstream: SocketAddr) -> Self {
+        let mut setup = Self::of(&kinds::pgbouncer::KIND);
+        setup.upstream = Some(upstream);
+        setup
+    }
+
+    const fn of(kind: &'static Kind) -> Self {
+        Self { kind, args: Vec::new(), env: Vec::new(), zone: None, tls: None, upstream: None }
+    }
+
+    /// One more word on its command line.
+    pub fn with_arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// A variable of its environment.
+    pub fn with_env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Lets a MariaDB tell the time of this zone.
+    pub fn with_zone(self, zone: impl Into<String>) -> Self {
+        Self { zone: Some(zone.into()), ..self }
+    }
+
+    /// Lets it speak TLS too, with these certificates.
+    pub fn with_tls(self, certificates: &Certificates) -> Self {
+        Self { tls: Some(certificates.clone()), ..self }
+    }
+
+    /// Installs what is missing, makes the data, starts the server and waits until it serves.
+    ///
+    /// # Errors
+    ///
+    /// What it said when it did not start.
+    pub fn start(self) -> Result<Server> {
+        self.install()?;
+        let place = self.settle()?;
+        let name = self.kind.name;
+        Server::start(self, place).with_context(|| format!("{name} did not start"))
+    }
+
+    /// Installs the programs that are missing.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be installed; the error says what to type.
+    pub fn install(&self) -> Result<()> {
+        debian::install_missing(self.kind.programs)
+    }
+
+    /// Makes a directory and the data in it.
+    fn settle(&self) -> Result<Place> {
+        let address = free_address()?;
+        let place = Place {
+            dir: directory(self.kind.name)?,
+            address,
+            tls: self.tls.is_some(),
+            zone: self.zone.clone(),
+            upstream: self.upstream,
+            login: self.kind.user.map_or(Ok(None), Login::if_root)?,
+        };
+        let furnished = self.furnish(&place);
+        if furnished.is_err() {
+            let _ = fs::remove_dir_all(&place.dir);
+        }
+        furnished.with_context(|| format!("{} has no data", self.kind.name))?;
+        Ok(place)
+    }
+
+    fn furnish(&self, place: &Place) -> Result<()> {
+        if let Some(certificates) = &self.tls {
+            for file in ["ca.pem", "server.pem", "server.key"] {
+                fs::copy(certificates.path(file), place.path(file))
+                    .with_context(|| format!("cannot copy {file}"))?;
+            }
+        }
+        if let Some(login) = place.login {
+            login.own(&place.dir)?;
+        }
+        (self.kind.prepare)(place)
+    }
+}
+
+impl std::fmt::Debug for Setup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Setup")
+            .field("kind", &self.kind.name)
+            .field("args", &self.args)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An address that nobody listened on a moment ago.
+fn free_address() -> Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
+    Ok(listener.local_addr()?)
+}
+
+/// A directory that nobody had before, in its final spelling: it must compare equal to what the kernel says of
+/// the process.
+fn directory(name: &str) -> Result<PathBuf> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let dir: &Path = &std::env::temp_dir().join(format!("simba-{name}-{}-{count}", process::id()));
+    fs::create_dir(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    Ok(dir.canonicalize()?)
+}

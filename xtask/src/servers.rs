@@ -1,0 +1,128 @@
+//! The servers that all tests share.
+//!
+//! They outlive this program; what is needed to find them again is in `target/servers`.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+use simba_servers::{Certificates, Record, Setup};
+
+use crate::workspace::{Variable, Workspace};
+
+/// The variable with the directory of certificates.
+const TLS: &str = "SIMBA_TCK_TLS";
+
+/// A zone whose clocks are set back in autumn.
+const ZONE: &str = "America/Los_Angeles";
+
+/// A server that tests find by a variable.
+struct Shared {
+    name: &'static str,
+    variable: &'static str,
+    setup: fn(&Certificates) -> Setup,
+}
+
+/// Those that need no other. A new one is a new entry.
+const SERVERS: &[Shared] = &[
+    Shared { name: "redis", variable: "SIMBA_TCK_REDIS", setup: |_| Setup::redis() },
+    Shared { name: "mysql", variable: "SIMBA_TCK_MYSQL", setup: |tls| Setup::mariadb().with_tls(tls) },
+    Shared {
+        name: "mysql-zone",
+        variable: "SIMBA_TCK_MYSQL_ZONE",
+        setup: |_| Setup::mariadb().with_zone(ZONE),
+    },
+    Shared { name: "postgres", variable: POSTGRES, setup: |tls| Setup::postgres().with_tls(tls) },
+];
+
+/// The one that stands in front of another.
+const POSTGRES: &str = "SIMBA_TCK_POSTGRES";
+const POOLER: (&str, &str) = ("pgbouncer", "SIMBA_TCK_PGBOUNCER");
+
+/// Starts the servers that do not run yet and says where all of them are.
+pub(crate) fn up(workspace: &Workspace) -> Result<Vec<Variable>> {
+    let state = &*workspace.scratch("servers");
+    fs::create_dir_all(state).with_context(|| format!("cannot create {}", state.display()))?;
+    let tls = state.join("tls");
+    let certificates = &Certificates::create(&tls)?;
+    // One after the other: two of them cannot install packages at the same time.
+    for server in SERVERS {
+        (server.setup)(certificates).install()?;
+    }
+    let records = start_all(state, certificates)?;
+    let mut variables = vec![(TLS, tls.display().to_string())];
+    for (server, record) in SERVERS.iter().zip(records) {
+        if server.variable == POSTGRES {
+            let pooler = bring_up(state, POOLER.0, || Setup::pgbouncer(record.address))?;
+            variables.push((POOLER.1, pooler.url));
+        }
+        variables.push((server.variable, record.url));
+    }
+    Ok(variables)
+}
+
+/// Starts all of [`SERVERS`] at once: each of them waits for its disk.
+fn start_all(state: &Path, certificates: &Certificates) -> Result<Vec<Record>> {
+    thread::scope(|scope| {
+        let start = |server: &'static Shared| {
+            scope.spawn(move || bring_up(state, server.name, || (server.setup)(certificates)))
+        };
+        let starts: Vec<_> = SERVERS.iter().map(start).collect();
+        starts.into_iter().map(|start| start.join().map_err(|_| anyhow!("a start panicked"))?).collect()
+    })
+}
+
+/// Stops the servers that run.
+pub(crate) fn down(workspace: &Workspace) -> Result<()> {
+    let state = workspace.scratch("servers");
+    for name in names() {
+        match Record::load(&state, name)? {
+            Some(record) => bring_down(&state, name, &record)?,
+            None => eprintln!("{name}: does not run"),
+        }
+    }
+    Ok(())
+}
+
+/// All names, whoever stands in front of another first.
+fn names() -> impl Iterator<Item = &'static str> {
+    std::iter::once(POOLER.0).chain(SERVERS.iter().map(|server| server.name))
+}
+
+fn bring_up(state: &Path, name: &str, setup: impl FnOnce() -> Setup) -> Result<Record> {
+    if let Some(record) = Record::load(state, name)? {
+        if record.is_alive() {
+            eprintln!("{name}: runs already, pid {}", record.pid);
+            return Ok(record);
+        }
+        // Ended without us: it makes room for a new one.
+        bring_down(state, name, &record)?;
+    }
+    let record = setup().start()?.leave_running();
+    record.save(state, name)?;
+    eprintln!("{name}: started, pid {}, in {}", record.pid, record.dir.display());
+    Ok(record)
+}
+
+fn bring_down(state: &Path, name: &str, record: &Record) -> Result<()> {
+    record.stop().with_context(|| format!("{name} did not stop"))?;
+    record.forget(state, name)?;
+    eprintln!("{name}: stopped, pid {}", record.pid);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_servers_share_a_name_or_a_variable() {
+        let names: HashSet<_> = names().collect();
+        let variables: HashSet<_> =
+            SERVERS.iter().map(|server| server.variable).chain([TLS, POOLER.1]).collect();
+        assert_eq!((names.len(), variables.len()), (SERVERS.len() + 1, SERVERS.len() + 2));
+    }
+}
