@@ -95,6 +95,7 @@ pub struct Switch {
 #[derive(Debug, Default)]
 struct SwitchState {
     all: Option<Passage>,
+    lag: Option<(Duration, Duration)>,
     next: Vec<(Call, Passage)>,
     traps: Vec<(Call, Trap)>,
     cut: bool,
@@ -114,10 +115,15 @@ impl Switch {
         self.with(|state| state.all = Some(passage));
     }
 
+    /// Every message is late by `each` and a random part of `jitter` from now on.
+    pub fn lag(&self, each: Duration, jitter: Duration) {
+        self.with(|state| state.lag = Some((each, jitter)));
+    }
+
     /// The weather clears up.
     pub fn clear(&self) {
         self.with(|state| {
-            state.all = None;
+            (state.all, state.lag) = (None, None);
             state.next.clear();
             (state.cut, state.lose_reply) = (false, false);
         });
@@ -152,8 +158,22 @@ impl Switch {
         self.with(|state| state.calls.iter().filter(|made| **made == call).count())
     }
 
+    /// How many calls were made so far, hints aside.
+    #[must_use]
+    pub fn calls(&self) -> usize {
+        self.with(|state| state.calls.iter().filter(|made| **made != Call::Hint).count())
+    }
+
     fn with<R>(&self, act: impl FnOnce(&mut SwitchState) -> R) -> R {
         act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl SwitchState {
+    fn late(&self) -> Option<Passage> {
+        let (each, jitter) = self.lag?;
+        let leg = || Leg::Delay(each + jitter.mul_f64(fastrand::f64()));
+        Some(Passage { request: leg(), reply: leg() })
     }
 }
 
@@ -169,7 +189,7 @@ impl Weather for Switch {
             }
             match state.next.iter().position(|(next, _)| *next == call) {
                 Some(at) => state.next.remove(at).1,
-                None => state.all.unwrap_or(Passage::CLEAR),
+                None => state.all.or_else(|| state.late()).unwrap_or(Passage::CLEAR),
             }
         })
     }

@@ -61,6 +61,12 @@
 //! The cases run in real time on the [lease](Fixture::lease) of the fixture. None of them proves a hand-over
 //! by its speed: where a wake-up counts, the poll and the lease are so long that nothing else explains it.
 //!
+//! # Faults
+//!
+//! [`rows!`] repeats the faults of a bad network round after round, [`processes!`] those of a process: killed,
+//! stopped, told to end. Each test has the number of its row in the fault matrix in its name;
+//! `SIMBA_FAULT_ROUNDS` sets the number of rounds.
+//!
 //! # Tools
 //!
 //! The tools behind the cases serve a backend's own tests as well:
@@ -79,8 +85,10 @@ mod held;
 pub mod history;
 mod list;
 mod network;
+pub mod processes;
 mod profile;
 pub mod proxy;
+pub mod rows;
 mod suite;
 mod world;
 
@@ -90,9 +98,11 @@ pub use fixture::{Connection, Fixture};
 pub use held::{Held, Trap};
 pub use history::{Event, History, Rule, Violation, What};
 pub use network::Network;
+pub use processes::Shared;
 pub use profile::Profile;
 pub use proxy::FaultProxy;
+pub use rows::rounds;
 pub use simba_core::async_trait;
-#[doc(hidden)]
-pub use suite::run;
 pub use suite::{CASE_LIMIT, Case, CaseFuture, cases};
+#[doc(hidden)]
+pub use suite::{run, run_within};

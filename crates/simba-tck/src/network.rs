@@ -1,5 +1,9 @@
 //! A network that can be broken, whatever it is made of.
 
+use std::time::Duration;
+
+use simba_core::ErrorKind;
+
 use crate::{Call, FaultProxy, Held, Passage, Switch};
 
 /// What lies between one connection and its store.
@@ -9,6 +13,18 @@ use crate::{Call, FaultProxy, Held, Passage, Switch};
 pub trait Network: Send + Sync {
     /// Lets nothing through in either direction, without an error.
     fn stall(&self);
+
+    /// Lets requests reach the store, and no reply come back, without an error.
+    fn stall_replies(&self);
+
+    /// Lets every message arrive later by `each` and a random part of `jitter`.
+    fn delay(&self, each: Duration, jitter: Duration);
+
+    /// Breaks what is connected now and refuses to connect again, as a store that is down does.
+    fn refuse(&self);
+
+    /// How many requests came so far, whatever became of them.
+    fn requests(&self) -> usize;
 
     /// Lets everything through again.
     fn heal(&self);
@@ -31,6 +47,23 @@ impl Network for FaultProxy {
         Self::stall(self);
     }
 
+    fn stall_replies(&self) {
+        Self::stall_replies(self);
+    }
+
+    fn delay(&self, each: Duration, jitter: Duration) {
+        Self::delay(self, each, jitter);
+    }
+
+    fn refuse(&self) {
+        Self::refuse(self);
+        Self::cut(self);
+    }
+
+    fn requests(&self) -> usize {
+        Self::requests(self)
+    }
+
     fn heal(&self) {
         self.pass();
     }
@@ -51,6 +84,22 @@ impl Network for FaultProxy {
 impl Network for Switch {
     fn stall(&self) {
         self.set(Passage::HANG);
+    }
+
+    fn stall_replies(&self) {
+        self.set(Passage::REPLY_LOST);
+    }
+
+    fn delay(&self, each: Duration, jitter: Duration) {
+        self.lag(each, jitter);
+    }
+
+    fn refuse(&self) {
+        self.set(Passage::fail(ErrorKind::Unavailable));
+    }
+
+    fn requests(&self) -> usize {
+        self.calls()
     }
 
     fn heal(&self) {

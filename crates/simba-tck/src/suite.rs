@@ -67,15 +67,21 @@ pub fn cases() -> &'static [Case] {
 /// If the case does, or hangs.
 #[doc(hidden)]
 pub fn run<F: Fixture>(fixture: impl FnOnce() -> F, case: Case) {
+    run_within(CASE_LIMIT, fixture, case);
+}
+
+/// As [`run`], with another limit.
+#[doc(hidden)]
+pub fn run_within<F: Fixture>(limit: Duration, fixture: impl FnOnce() -> F, case: Case) {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.unwrap_or_else(|error| panic!("the system gives no runtime: {error}"));
     let ended = runtime.block_on(async {
         // Within the runtime: a fixture may start tasks.
         let fixture = fixture();
-        timeout(CASE_LIMIT, case.run(&fixture)).await
+        timeout(limit, case.run(&fixture)).await
     });
     runtime.shutdown_background();
-    assert!(ended.is_ok(), "the case hangs: {case:?} is not through after {CASE_LIMIT:?}");
+    assert!(ended.is_ok(), "the case hangs: {case:?} is not through after {limit:?}");
 }
 
 /// Makes one `#[test]` of every case of the kit, in a module per group.

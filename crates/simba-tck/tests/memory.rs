@@ -1,28 +1,5 @@
 //! The whole kit on the reference backend, through a network of switches.
 
-use std::sync::Arc;
+mod common;
 
-use simba_core::{MemoryBackend, SystemClock};
-use simba_tck::{Connection, FaultyBackend, Fixture, Profile, Switch, async_trait};
-
-struct Memory(MemoryBackend);
-
-#[async_trait]
-impl Fixture for Memory {
-    async fn connect(&self) -> Connection {
-        let network = Switch::new();
-        let backend = FaultyBackend::new(self.0.clone(), SystemClock, Arc::<Switch>::clone(&network));
-        Connection::new(backend, network)
-    }
-
-    fn profile(&self) -> Profile {
-        Profile::default().with_survives_restart(false)
-    }
-
-    async fn restart(&self) -> bool {
-        self.0.lose_all();
-        true
-    }
-}
-
-simba_tck::suite!(Memory(MemoryBackend::new()));
+simba_tck::suite!(common::Memory::new());

@@ -51,6 +51,8 @@ pub(crate) struct Driver {
     session: Option<Box<dyn Session>>,
     tenure: Option<Tenure>,
     failing_since: Option<Moment>,
+    /// The last call got no reply at all: requests may arrive where no reply comes back from.
+    deaf: bool,
     random: fastrand::Rng,
 }
 
@@ -95,6 +97,7 @@ impl Driver {
             session: None,
             tenure: None,
             failing_since: None,
+            deaf: false,
             random,
         }
     }
@@ -145,9 +148,16 @@ impl Driver {
         if let Err(error) = self.open().await {
             return self.failed(began, error);
         }
+        if self.deaf && !self.machine.is_holding() {
+            // Boxed: seldom, as above.
+            if let Err(error) = Box::pin(self.listen()).await {
+                return self.failed(began, error);
+            }
+        }
         let sent = self.core.clock.now();
         let (prior, limit) = self.machine.send(sent);
         let answer = within(&*self.core.clock, limit, contend(&mut self.session, prior)).await;
+        self.deaf = answer.is_none();
         let answer = answer.unwrap_or_else(|| Err(unanswered(limit))).and_then(checked);
         // The deadline may have passed meanwhile; no answer brings it back.
         if !seeded::on(Bug::Resurrect) {
@@ -170,6 +180,16 @@ impl Driver {
         let opened = within(&*self.core.clock, limit, self.core.backend.open(claim)).await;
         self.session = Some(opened.unwrap_or_else(|| Err(unanswered(limit)))?);
         Ok(())
+    }
+
+    /// Makes sure that replies come through, by a look that takes nothing. Else calls that arrive and are never
+    /// answered would take the mutex again and again for a contender that cannot use it.
+    async fn listen(&mut self) -> Result<()> {
+        let Some(session) = &mut self.session else { return Ok(()) };
+        let limit = self.machine.pacing().call_limit(None);
+        let looked = within(&*self.core.clock, limit, session.inspect()).await;
+        self.deaf = looked.is_none();
+        looked.unwrap_or_else(|| Err(unanswered(limit))).map(drop)
     }
 
     fn answered(&mut self, sent: Moment, prior: Prior, answer: &Answer) -> Result<Flow> {

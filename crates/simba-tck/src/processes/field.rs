@@ -1,0 +1,137 @@
+//! The contestants of one test, as their parent sees them.
+
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use simba_core::Lease;
+use tempfile::TempDir;
+
+use super::Shared;
+use super::contestant::{ORDERS, Orders};
+use super::ledger::{Ledger, Line, Note, uptime};
+use crate::world::{SOON, name};
+
+/// How often the ledger is looked at.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Some contestants, and what they wrote down.
+pub(super) struct Field<F: Shared> {
+    contestants: Vec<Child>,
+    orders: Orders,
+    door: &'static str,
+    ledger: Ledger,
+    _store: F,
+    _dir: TempDir,
+}
+
+impl<F: Shared> Field<F> {
+    /// Starts that many contestants, each a process that enters by the test of that path.
+    pub(super) fn start(path: &'static str, many: usize) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        // A fixture may start tasks; this one only needs to exist.
+        let store = runtime.block_on(async { F::start() });
+        let dir = tempfile::tempdir().unwrap();
+        let orders = Orders {
+            address: store.address(),
+            mutex: name(),
+            dir: dir.path().display().to_string(),
+            lease: crate::rows::lease(&store),
+        };
+        // A test is known by its path within its program.
+        let door = path.split_once("::").map_or(path, |(_, door)| door);
+        let ledger = Ledger::new(dir.path());
+        let mut field = Self { contestants: Vec::new(), orders, door, ledger, _store: store, _dir: dir };
+        (0..many).for_each(|_| field.join());
+        field
+    }
+
+    /// One more contestant.
+    pub(super) fn join(&mut self) {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", self.door, "--ignored", "--nocapture"]);
+        command.env(ORDERS, self.orders.to_line()).stdin(Stdio::null()).stdout(Stdio::null());
+        self.contestants.push(command.spawn().unwrap());
+    }
+
+    pub(super) fn lease(&self) -> Lease {
+        self.orders.lease
+    }
+
+    pub(super) fn lines(&self) -> Vec<Line> {
+        self.ledger.lines()
+    }
+
+    /// The latest leader, once it has written.
+    pub(super) fn leader(&self) -> Line {
+        self.first("somebody leads", |line| {
+            let latest = self.lines().iter().map(|line| line.token).max();
+            line.note == Note::Wrote && Some(line.token) == latest
+        })
+    }
+
+    /// The first leader after the one with this token.
+    pub(super) fn successor(&self, token: u64) -> Line {
+        self.first("somebody comes next", |line| line.note == Note::Acquired && line.token > token)
+    }
+
+    /// The first such line, waited for.
+    pub(super) fn first(&self, promise: &str, wanted: impl Fn(&Line) -> bool) -> Line {
+        let begun = Instant::now();
+        let limit = self.lease().total() * 4 + SOON;
+        loop {
+            if let Some(line) = self.lines().into_iter().find(|line| wanted(line)) {
+                return line;
+            }
+            assert!(begun.elapsed() < limit, "broken: {promise} within {limit:?}:\n{:#?}", self.lines());
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Sends a signal to one of them; when that was.
+    pub(super) fn signal(&self, pid: u32, signal: Signal) -> Duration {
+        let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+        let at = uptime();
+        kill_process(pid, signal).unwrap();
+        at
+    }
+
+    /// Waits until one of them has ended, and forgets it.
+    pub(super) fn bury(&mut self, pid: u32) {
+        let at = self.contestants.iter().position(|child| child.id() == pid).expect("one of ours");
+        let mut child = self.contestants.remove(at);
+        let begun = Instant::now();
+        while child.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < SOON, "broken: a contestant that is told to end ends");
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Checks that nobody wrote under a token after a greater one was acquired.
+    pub(super) fn assert_no_overlap(&self) {
+        let lines = self.lines();
+        let mut greatest = 0;
+        for line in &lines {
+            match line.note {
+                Note::Acquired => {
+                    assert!(line.token > greatest, "broken: tokens grow:\n{lines:#?}");
+                    greatest = line.token;
+                }
+                Note::Wrote => {
+                    assert!(line.token >= greatest, "broken: nobody works beside the next:\n{lines:#?}");
+                }
+                Note::Refused | Note::Ended | Note::Lost => {}
+            }
+        }
+    }
+}
+
+impl<F: Shared> Drop for Field<F> {
+    fn drop(&mut self) {
+        for child in &mut self.contestants {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! One log and one fenced resource for all processes of a test.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use simba_core::{Clock, FencingToken, Moment, SystemClock};
+
+/// What a contestant writes down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Note {
+    /// It leads.
+    Acquired,
+    /// It wrote to the resource.
+    Wrote,
+    /// The resource refused its token.
+    Refused,
+    /// Its work is over.
+    Ended,
+    /// It learnt that it has lost.
+    Lost,
+}
+
+const NOTES: [(Note, &str); 5] = [
+    (Note::Acquired, "acquired"),
+    (Note::Wrote, "wrote"),
+    (Note::Refused, "refused"),
+    (Note::Ended, "ended"),
+    (Note::Lost, "lost"),
+];
+
+/// A line of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    /// On a clock that all processes share.
+    pub(super) at: Duration,
+    pub(super) pid: u32,
+    pub(super) note: Note,
+    pub(super) token: u64,
+}
+
+/// The files in one directory.
+pub(super) struct Ledger {
+    log: PathBuf,
+    fence: PathBuf,
+}
+
+impl Ledger {
+    pub(super) fn new(dir: &Path) -> Self {
+        Self { log: dir.join("log"), fence: dir.join("fence") }
+    }
+
+    /// Writes a line. The lines of all processes are in the order in which they were written.
+    pub(super) fn note(&self, note: Note, token: FencingToken) -> io::Result<()> {
+        let _turn = self.turn()?;
+        self.append(note, token)
+    }
+
+    /// Writes to the resource, which refuses every token below the greatest it has seen.
+    pub(super) fn write(&self, token: FencingToken) -> io::Result<()> {
+        let mut fence = self.turn()?;
+        let mut greatest = String::new();
+        fence.read_to_string(&mut greatest)?;
+        if token.get() < greatest.parse().unwrap_or(0) {
+            return self.append(Note::Refused, token);
+        }
+        fence.rewind()?;
+        fence.set_len(0)?;
+        fence.write_all(token.get().to_string().as_bytes())?;
+        self.append(Note::Wrote, token)
+    }
+
+    /// The resource, for us alone until it is closed.
+    fn turn(&self) -> io::Result<File> {
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&self.fence)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        Ok(file)
+    }
+
+    fn append(&self, note: Note, token: FencingToken) -> io::Result<()> {
+        let word = NOTES.iter().find(|(known, _)| *known == note).map_or("", |(_, word)| word);
+        let (at, pid) = (uptime().as_micros(), std::process::id());
+        let mut log = OpenOptions::new().append(true).create(true).open(&self.log)?;
+        log.write_all(format!("{at} {pid} {word} {}\n", token.get()).as_bytes())
+    }
+
+    /// All lines so far.
+    pub(super) fn lines(&self) -> Vec<Line> {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        text.split_inclusive('\n').filter_map(parse).collect()
+    }
+}
+
+/// The time on a clock that all processes of the machine share.
+pub(super) fn uptime() -> Duration {
+    SystemClock.now() - Moment::ZERO
+}
+
+/// A line that is whole.
+fn parse(line: &str) -> Option<Line> {
+    let mut words = line.strip_suffix('\n')?.split(' ');
+    let at = Duration::from_micros(words.next()?.parse().ok()?);
+    let pid = words.next()?.parse().ok()?;
+    let word = words.next()?;
+    let note = NOTES.iter().find(|(_, known)| *known == word)?.0;
+    Some(Line { at, pid, note, token: words.next()?.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_token_is_refused_and_every_line_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::new(dir.path());
+        ledger.note(Note::Acquired, FencingToken::new(2)).unwrap();
+        for token in [2, 3, 2, 3] {
+            ledger.write(FencingToken::new(token)).unwrap();
+        }
+        let notes: Vec<_> = ledger.lines().iter().map(|line| (line.note, line.token)).collect();
+        let wanted =
+            [(Note::Acquired, 2), (Note::Wrote, 2), (Note::Wrote, 3), (Note::Refused, 2), (Note::Wrote, 3)];
+        assert_eq!(notes, wanted);
+    }
+
+    #[test]
+    fn half_a_line_is_no_line() {
+        assert_eq!(parse("12 34 acquired 5"), None);
+        let line = parse("12 34 acquired 5\n").unwrap();
+        assert_eq!((line.at, line.pid, line.token), (Duration::from_micros(12), 34, 5));
+    }
+}

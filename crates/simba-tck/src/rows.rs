@@ -1,0 +1,282 @@
+//! The rows of the fault matrix about a bad network, round after round.
+
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use simba_core::{Contention, Lease, Loss, Moment, MutexName, Tenure};
+
+use crate::world::{Peer, SLACK, kept, name, now, patience, release, sleep_until, soon, until, within};
+use crate::{Fixture, History, Network, Rule, What};
+
+/// How often each fault is repeated: `SIMBA_FAULT_ROUNDS`, or 3.
+///
+/// # Panics
+///
+/// If the variable is set to something else than a number.
+#[must_use]
+pub fn rounds() -> u32 {
+    match std::env::var("SIMBA_FAULT_ROUNDS") {
+        Ok(rounds) => rounds.parse().expect("SIMBA_FAULT_ROUNDS is a number"),
+        Err(_) => 3,
+    }
+}
+
+/// The longest that a row may take.
+#[doc(hidden)]
+#[must_use]
+pub fn limit() -> Duration {
+    Duration::from_secs(60) + Duration::from_secs(30) * rounds()
+}
+
+/// How much later than by the lease alone the next one may lead: far more than a noisy machine needs, and less
+/// than another lease.
+const TAKE_OVER: Duration = Duration::from_millis(900);
+
+/// Makes one `#[test]` of every row about the network, as [`suite!`](crate::suite) does of every case.
+#[macro_export]
+macro_rules! rows {
+    ($fixture:expr) => {
+        $crate::rows!(@each $fixture;
+            row_11_a_leader_in_a_black_hole_steps_down_in_time
+            row_12_a_leader_that_hears_no_reply_steps_down_in_time
+            row_13_a_cut_in_every_lease_costs_no_leader
+            row_14_a_store_away_for_half_the_transition_costs_no_leader
+            row_15_a_slow_network_that_breaks_keeps_its_leader
+            row_17_an_acquisition_without_a_reply_is_adopted
+            row_30_a_store_that_comes_back_meets_no_storm
+        );
+    };
+    (@each $fixture:expr; $($row:ident)*) => {
+        $(#[test]
+        fn $row() {
+            let case = $crate::Case::new("rows", stringify!($row), |fixture| {
+                Box::pin($crate::rows::$row(fixture))
+            });
+            $crate::run_within($crate::rows::limit(), || $fixture, case);
+        })*
+    };
+}
+
+/// The lease of the matrix, unless the store needs a longer one.
+pub(crate) fn lease(fixture: &dyn Fixture) -> Lease {
+    let own = fixture.lease();
+    let usual = Lease::new(Duration::from_millis(600), Duration::from_millis(400));
+    let usual = usual.expect("the lease of the matrix is in order");
+    if own.total() > usual.total() { own } else { usual }
+}
+
+/// A contender that has started on a connection of its own.
+struct Runner {
+    peer: Peer,
+    contention: Arc<Contention>,
+}
+
+impl Runner {
+    async fn start(fixture: &dyn Fixture, mutex: &MutexName) -> Self {
+        let peer = Peer::connect(fixture).await;
+        let contention = peer.simba.contend(mutex.clone()).with_lease(lease(fixture));
+        contention.start().unwrap();
+        Self { peer, contention: Arc::new(contention) }
+    }
+
+    async fn leads(&self, limit: Duration) -> Tenure {
+        let tenure = within(limit, "somebody leads", self.contention.acquired()).await;
+        kept("somebody leads", tenure)
+    }
+
+    async fn sees(&self, leader: &Tenure) {
+        until("a waiter sees the leader", || self.contention.owner().is_owner(leader.contender())).await;
+    }
+
+    fn network(&self) -> &dyn Network {
+        &*self.peer.network
+    }
+}
+
+/// A leader, and one who waits for it to fall.
+async fn leader_and_heir(fixture: &dyn Fixture) -> (Runner, Tenure, Runner) {
+    let mutex = name();
+    let leader = Runner::start(fixture, &mutex).await;
+    let tenure = leader.leads(patience(fixture)).await;
+    let heir = Runner::start(fixture, &mutex).await;
+    heir.sees(&tenure).await;
+    (leader, tenure, heir)
+}
+
+/// Row 11: nothing passes in either direction, without an error, for the leader alone.
+pub async fn row_11_a_leader_in_a_black_hole_steps_down_in_time(fixture: &dyn Fixture) {
+    for _ in 0..rounds() {
+        steps_down(fixture, |network| network.stall(), 1).await;
+    }
+}
+
+/// Row 12: requests arrive, replies do not. What the store renews, the leader does not count on.
+pub async fn row_12_a_leader_that_hears_no_reply_steps_down_in_time(fixture: &dyn Fixture) {
+    for _ in 0..rounds() {
+        // The last renewal that arrived may have been sent just before the deadline.
+        steps_down(fixture, |network| network.stall_replies(), 2).await;
+    }
+}
+
+/// Checks that the leader falls by its own deadline, and the heir leads after it and within that many leases.
+async fn steps_down(fixture: &dyn Fixture, fault: fn(&dyn Network), leases: u32) {
+    let (leader, tenure, heir) = leader_and_heir(fixture).await;
+    let (struck, limit) = (now(), lease(fixture).total() * leases + TAKE_OVER);
+    fault(leader.network());
+    let falls = async {
+        let loss = tenure.lost().await;
+        (loss, now() - tenure.deadline())
+    };
+    let rises = async { (heir.leads(patience(fixture)).await, now()) };
+    let ((loss, late), (next, at)) = tokio::join!(falls, rises);
+    assert_eq!(loss, Loss::Deadline, "broken: who cannot renew loses at the deadline");
+    assert!(late <= SLACK, "broken: a loss is told on time, not {late:?} late");
+    assert!(at >= tenure.deadline(), "broken: nobody leads before the deadline of the one before");
+    assert!(next.token() > tenure.token(), "broken: tokens grow");
+    assert!(at - struck <= limit, "broken: the next one leads within {limit:?}, not after {:?}", at - struck);
+}
+
+/// Row 13: the connection breaks once in every ttl.
+pub async fn row_13_a_cut_in_every_lease_costs_no_leader(fixture: &dyn Fixture) {
+    let (leader, tenure, heir) = leader_and_heir(fixture).await;
+    let pause = lease(fixture).ttl();
+    for _ in 0..rounds() * 5 {
+        leader.network().cut();
+        sleep_until(now() + pause).await;
+        still_leads(&tenure, &heir);
+    }
+}
+
+/// Row 14: the store is away for half the transition, whenever that is.
+pub async fn row_14_a_store_away_for_half_the_transition_costs_no_leader(fixture: &dyn Fixture) {
+    let (leader, tenure, heir) = leader_and_heir(fixture).await;
+    let lease = lease(fixture);
+    for _ in 0..rounds() * 3 {
+        sleep_until(now() + lease.ttl().mul_f64(fastrand::f64())).await;
+        leader.network().stall();
+        sleep_until(now() + lease.transition() / 2).await;
+        leader.network().heal();
+        still_leads(&tenure, &heir);
+        let deadline = tenure.deadline();
+        until("a leader renews after the fault", || tenure.deadline() > deadline).await;
+    }
+}
+
+fn still_leads(tenure: &Tenure, heir: &Runner) {
+    assert_eq!(tenure.loss(), None, "broken: a fault that is over in time costs no leader");
+    assert!(!heir.contention.is_owner(), "broken: nobody else leads");
+}
+
+/// How many contend in row 15.
+const CROWD: usize = 5;
+
+/// Row 15: every message takes 10 to 90 ms, and now and then a connection breaks. Nobody overlaps, and hardly
+/// anybody loses.
+pub async fn row_15_a_slow_network_that_breaks_keeps_its_leader(fixture: &dyn Fixture) {
+    let (mutex, history) = (name(), History::new());
+    let mut crowd = Vec::new();
+    for at in 0..CROWD {
+        let runner = Runner::start(fixture, &mutex).await;
+        let ms = Duration::from_millis;
+        runner.network().delay(ms(10), ms(80));
+        tokio::spawn(write_down(Arc::clone(&runner.contention), format!("c{at}"), history.clone()));
+        crowd.push(runner);
+    }
+    let end = now() + Duration::from_secs(5) * rounds();
+    while now() < end {
+        sleep_until(now() + Duration::from_millis(100)).await;
+        crowd.iter().filter(|_| fastrand::f64() < 0.02).for_each(|runner| runner.network().cut());
+    }
+    let mut broken = history.check();
+    broken.retain(|violation| matches!(violation.rule, Rule::Exclusion | Rule::Tokens));
+    assert!(broken.is_empty(), "broken: {broken:?}\n{}", history.timeline());
+    let tenures = history.events().iter().filter(|event| matches!(event.what, What::Acquired { .. })).count();
+    assert!(
+        (1..=2).contains(&tenures),
+        "broken: a leader stays, but there were {tenures}\n{}",
+        history.timeline()
+    );
+}
+
+async fn write_down(contention: Arc<Contention>, who: String, history: History) {
+    while let Ok(tenure) = contention.acquired().await {
+        history.record(since_zero(now()), &who, What::Acquired { token: tenure.token() });
+        let loss = tenure.lost().await;
+        let valid_until = since_zero(tenure.deadline().min(now()));
+        history.record(since_zero(now()), &who, What::Lost { loss, valid_until });
+    }
+}
+
+fn since_zero(at: Moment) -> Duration {
+    at - Moment::ZERO
+}
+
+/// Row 17: an acquisition is carried out and its reply is lost. Its contender finds that it has it, and stands
+/// in no queue.
+pub async fn row_17_an_acquisition_without_a_reply_is_adopted(fixture: &dyn Fixture) {
+    let (one, two) = Peer::pair(fixture).await;
+    release(one.lock(&name()).await).await;
+    for _ in 0..rounds() {
+        let (mutex, lease) = (name(), lease(fixture));
+        let locker = one.locker(&mutex).with_lease(lease);
+        one.network.lose_next_reply();
+        let sent = now();
+        let guard = within(lease.total(), "what was won without a reply is adopted", locker.lock()).await;
+        let guard = kept("what was won without a reply is adopted", guard);
+        let took = now() - sent;
+        assert!(took < lease.total(), "broken: adopted before its lease ended, not after {took:?}");
+        assert!(two.try_lock(&mutex).await.is_none(), "broken: what was adopted is held");
+        two.finds_no_waiter_of(&mutex).await;
+        release(guard).await;
+        two.finds_nothing_of(&mutex).await;
+    }
+}
+
+/// How many contenders meet again in row 30, and on how many connections.
+const RETURNING: usize = 200;
+const CONNECTIONS: usize = 10;
+
+/// Row 30: a store is down for ten seconds. When it is back, two hundred contenders do not storm it, and one of
+/// them leads soon.
+pub async fn row_30_a_store_that_comes_back_meets_no_storm(fixture: &dyn Fixture) {
+    // A lease as fleets have it: under one of a second, two hundred waiters ask that often by themselves.
+    let lease = Lease::new(Duration::from_secs(3), Duration::from_secs(2)).unwrap();
+    let mutex = name();
+    let mut peers = Vec::new();
+    for _ in 0..CONNECTIONS {
+        peers.push(Peer::connect(fixture).await);
+    }
+    let contend = |at: usize| peers[at % CONNECTIONS].simba.contend(mutex.clone()).with_lease(lease);
+    let contentions: Vec<_> = (0..RETURNING).map(contend).collect();
+    contentions.iter().for_each(|contention| contention.start().unwrap());
+    until("somebody leads", || contentions.iter().any(Contention::is_owner)).await;
+    peers.iter().for_each(|peer| peer.network.refuse());
+    sleep_until(now() + Duration::from_secs(10)).await;
+    assert!(!contentions.iter().any(Contention::is_owner), "broken: nobody leads a store that is down");
+    peers.iter().for_each(|peer| peer.network.heal());
+    let back = now();
+    let leads = async {
+        while !contentions.iter().any(Contention::is_owner) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        now() - back
+    };
+    let (took, peak) = tokio::join!(soon("somebody leads again", leads), peak(&peers));
+    let limit = lease.total() + Duration::from_secs(1);
+    assert!(took <= limit, "broken: somebody leads within {limit:?} of the return, not after {took:?}");
+    assert!(peak <= 2 * RETURNING, "broken: no storm at the return, not {peak} requests in a second");
+}
+
+/// The most requests in one of the next seconds.
+async fn peak(peers: &[Peer]) -> usize {
+    let requests = || peers.iter().map(|peer| peer.network.requests()).sum::<usize>();
+    let mut peak = 0;
+    for _ in 0..4 {
+        let before = requests();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        peak = peak.max(requests() - before);
+    }
+    peak
+}
