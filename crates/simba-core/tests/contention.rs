@@ -745,8 +745,8 @@ async fn a_stop_while_the_store_hangs_is_bounded_and_says_so() {
     assert_eq!(leader.acquired().await.unwrap_err().kind(), ErrorKind::Closed, "stopped all the same");
 
     // In the middle of a call: that one is waited out before.
-    let calls = two.switch.count(Call::Contend);
-    while two.switch.count(Call::Contend) == calls {
+    let calls = two.switch.calls();
+    while two.switch.calls() == calls {
         sleep(ms(1)).await;
     }
     let asked = world.now();

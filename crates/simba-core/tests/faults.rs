@@ -42,6 +42,30 @@ fn single_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
+// ===== 12: requests arrive, replies do not =====
+
+#[tokio::test(start_paused = true)]
+async fn row_12_who_hears_no_reply_keeps_nobody_out() {
+    let world = World::new();
+    let ((one, deaf), other) = (world.handle(), world.simba());
+    let leader = one.contend(NAME);
+    leader.start().unwrap();
+    let tenure = leader.acquired().await.unwrap();
+    let heir = other.contend(NAME);
+    heir.start().unwrap();
+    // Its calls go on arriving: none of them may take the mutex again.
+    deaf.set(Passage::REPLY_LOST);
+    let next = heir.acquired().await.unwrap();
+    assert_eq!(tenure.loss(), Some(Loss::Deadline));
+    assert!(world.age() <= 2 * TOTAL + ROOM, "after {:?}", world.age());
+    world.pass(10 * TOTAL).await;
+    assert!(next.is_held());
+    // It hears again, and waits its turn.
+    deaf.clear();
+    heir.stop().await.unwrap();
+    assert!(leader.acquired().await.unwrap().token() > next.token());
+}
+
 // ===== 4: user code blocks the runtime =====
 
 #[tokio::test]
