@@ -13,7 +13,8 @@ Chores:
   servers down     stop them
   sim --seeds N    simulate N seeds; SIMBA_SEED=n cargo xtask sim replays one and prints it
   deny             check licences, bans and sources, with cargo-deny
-  bench            run the benchmarks
+  faults           run the tests of the fault matrix, each fault 20 times; --rounds N for another number
+  bench [STORE…]   run the benchmarks, of these stores alone if any are named
   bench --quick    run a short version of them
 
 Examples:
@@ -23,7 +24,7 @@ Examples:
 ";
 
 /// One thing to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Chore {
     Help,
     Test { quick: bool },
@@ -31,7 +32,8 @@ pub(crate) enum Chore {
     ServersDown,
     Sim { seeds: u64 },
     Deny,
-    Bench { quick: bool },
+    Faults { rounds: u32 },
+    Bench { words: Vec<String> },
 }
 
 /// Understands the words, or says which of them it does not.
@@ -42,7 +44,15 @@ pub(crate) fn parse(words: &[&str]) -> Result<Chore, String> {
     match words {
         [] | ["help"] => Ok(Chore::Help),
         ["test", rest @ ..] => quick("test", rest).map(|quick| Chore::Test { quick }),
-        ["bench", rest @ ..] => quick("bench", rest).map(|quick| Chore::Bench { quick }),
+        ["bench", rest @ ..] => {
+            Ok(Chore::Bench { words: rest.iter().map(|word| (*word).to_owned()).collect() })
+        }
+        ["faults"] => Ok(Chore::Faults { rounds: 20 }),
+        ["faults", "--rounds", rounds] => match rounds.parse() {
+            Ok(rounds) => Ok(Chore::Faults { rounds }),
+            Err(_) => Err(format!("`--rounds` takes a number, not `{rounds}`")),
+        },
+        ["faults", ..] => Err("`faults` takes nothing but `--rounds N`".to_owned()),
         ["deny"] => Ok(Chore::Deny),
         ["sim"] => Ok(Chore::Sim { seeds: 1_000 }),
         ["sim", "--seeds", seeds] => match seeds.parse() {
@@ -77,8 +87,11 @@ mod tests {
         assert_eq!(parse(&["servers", "down"]), Ok(Chore::ServersDown));
         assert_eq!(parse(&["sim", "--seeds", "7"]), Ok(Chore::Sim { seeds: 7 }));
         assert_eq!(parse(&["deny"]), Ok(Chore::Deny));
-        assert_eq!(parse(&["bench"]), Ok(Chore::Bench { quick: false }));
-        assert_eq!(parse(&["bench", "--quick"]), Ok(Chore::Bench { quick: true }));
+        assert_eq!(parse(&["bench"]), Ok(Chore::Bench { words: Vec::new() }));
+        let words = vec!["--quick".to_owned(), "redis".to_owned()];
+        assert_eq!(parse(&["bench", "--quick", "redis"]), Ok(Chore::Bench { words }));
+        assert_eq!(parse(&["faults"]), Ok(Chore::Faults { rounds: 20 }));
+        assert_eq!(parse(&["faults", "--rounds", "3"]), Ok(Chore::Faults { rounds: 3 }));
     }
 
     #[test]
@@ -95,7 +108,7 @@ mod tests {
             &["sim", "--seeds", "tset"],
             &["tset", "--quick"],
             &["test", "tset"],
-            &["bench", "--quick", "tset"],
+            &["faults", "--rounds", "tset"],
         ] {
             assert!(parse(words).unwrap_err().contains("tset"), "{words:?}");
         }

@@ -2,14 +2,13 @@
 
 use anyhow::Result;
 
-use crate::step;
 use crate::workspace::Workspace;
+use crate::{servers, step};
 
-/// Runs the benchmark program, optimised.
-pub(crate) fn bench(workspace: &Workspace, quick: bool) -> Result<()> {
-    let mut command = workspace.cargo("run --release --locked -p simba-bench --");
-    if quick {
-        command.arg("--quick");
-    }
-    step::run(&mut command)
+/// Runs the benchmark program, optimised, with the servers that it measures. `words` are its own.
+pub(crate) fn bench(workspace: Workspace, words: &[String]) -> Result<()> {
+    servers::around(workspace, |workspace| {
+        let mut command = workspace.cargo("run --release --locked -p simba-bench --");
+        step::run(command.args(words))
+    })
 }

@@ -6,6 +6,7 @@ mod args;
 mod bench;
 mod deny;
 mod examples;
+mod faults;
 mod servers;
 mod simulation;
 mod step;
@@ -42,7 +43,8 @@ fn perform(chore: Chore) -> Result<()> {
         Chore::ServersDown => servers::down(&Workspace::find()?)?,
         Chore::Sim { seeds } => simulation::sweep(&Workspace::find()?, seeds)?,
         Chore::Deny => deny::deny(&Workspace::find()?)?,
-        Chore::Bench { quick } => bench::bench(&Workspace::find()?, quick)?,
+        Chore::Faults { rounds } => faults::faults(Workspace::find()?, rounds)?,
+        Chore::Bench { words } => bench::bench(Workspace::find()?, &words)?,
     }
     Ok(())
 }

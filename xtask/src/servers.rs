@@ -40,6 +40,15 @@ const SERVERS: &[Shared] = &[
 const POSTGRES: &str = "SIMBA_TCK_POSTGRES";
 const POOLER: (&str, &str) = ("pgbouncer", "SIMBA_TCK_PGBOUNCER");
 
+/// Does something with the servers running, and stops them however it went.
+pub(crate) fn around(workspace: Workspace, act: impl FnOnce(&Workspace) -> Result<()>) -> Result<()> {
+    // A server that does not come up is a failure and never a skip.
+    let variables = up(&workspace)?;
+    let workspace = workspace.with_variables(variables);
+    let outcome = act(&workspace);
+    outcome.and(down(&workspace))
+}
+
 /// Starts the servers that do not run yet and says where all of them are.
 pub(crate) fn up(workspace: &Workspace) -> Result<Vec<Variable>> {
     let state = &*workspace.scratch("servers");

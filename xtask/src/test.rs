@@ -23,13 +23,8 @@ const STEPS: &[Step] = &[
 
 /// Runs all steps, or those that belong before every commit, with the servers that the tests need.
 pub(crate) fn test(workspace: Workspace, quick: bool) -> Result<()> {
-    // A server that does not come up is a failure and never a skip.
-    let variables = servers::up(&workspace)?;
-    let workspace = workspace.with_variables(variables);
-    let outcome = step::take(STEPS.iter().filter(|step| step.quick || !quick), &workspace);
-    // However the steps went.
-    let down = servers::down(&workspace);
-    outcome.and(down)
+    let steps = STEPS.iter().filter(|step| step.quick || !quick);
+    servers::around(workspace, |workspace| step::take(steps, workspace))
 }
 
 fn fmt(workspace: &Workspace) -> Result<Verdict> {

@@ -2,14 +2,15 @@
 
 use crate::Effort;
 use crate::held::{Phase, Trial};
-use crate::target;
+use crate::stores;
 
 /// The whole help text.
 pub(crate) const USAGE: &str = "\
 What Simba costs on top of a store, as ratios to the same store with nothing of ours in between.
 
-Usage: simba-bench [--quick] [--json]
+Usage: simba-bench [--quick] [--json] [STORE…]
 
+  STORE      one of those that are measured; all if none is named
   --quick    a short version
   --json     one JSON object instead of a table
 ";
@@ -18,10 +19,10 @@ Usage: simba-bench [--quick] [--json]
 pub(crate) const TRIAL: &str = "--trial";
 
 /// One thing to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Help,
-    All { effort: Effort, json: bool },
+    Measure { effort: Effort, json: bool, stores: Vec<&'static str> },
     Held(Trial),
 }
 
@@ -30,21 +31,24 @@ pub(crate) fn parse(words: &[&str]) -> Result<Command, String> {
     if let [TRIAL, rest @ ..] = words {
         return trial(rest).ok_or_else(|| format!("`{TRIAL}` is for the program itself"));
     }
-    let (mut effort, mut json) = (Effort::Full, false);
+    let (mut effort, mut json, mut stores) = (Effort::Full, false, Vec::new());
     for word in words {
         match *word {
             "-h" | "--help" => return Ok(Command::Help),
             "--quick" => effort = Effort::Quick,
             "--json" => json = true,
-            other => return Err(format!("there is no `{other}`")),
+            name => match stores::find(name) {
+                Some(store) => stores.push(store.name()),
+                None => return Err(format!("there is no `{name}`; the stores are {}", stores::names())),
+            },
         }
     }
-    Ok(Command::All { effort, json })
+    Ok(Command::Measure { effort, json, stores })
 }
 
 fn trial(words: &[&str]) -> Option<Command> {
     let [target, phase, count] = words else { return None };
-    let target = target::find(target)?;
+    let target = stores::find(target)?;
     let phase = Phase::ALL.into_iter().find(|one| one.as_str() == *phase)?;
     Some(Command::Held(Trial { target: target.name(), phase, count: count.parse().ok()? }))
 }
@@ -55,10 +59,11 @@ mod tests {
 
     #[test]
     fn flags_come_in_any_order() {
-        assert_eq!(parse(&[]), Ok(Command::All { effort: Effort::Full, json: false }));
-        let both = Ok(Command::All { effort: Effort::Quick, json: true });
-        assert_eq!(parse(&["--quick", "--json"]), both);
-        assert_eq!(parse(&["--json", "--quick"]), both);
+        let all = Command::Measure { effort: Effort::Full, json: false, stores: Vec::new() };
+        assert_eq!(parse(&[]), Ok(all));
+        let both = Ok(Command::Measure { effort: Effort::Quick, json: true, stores: vec!["memory"] });
+        assert_eq!(parse(&["--quick", "memory", "--json"]), both);
+        assert_eq!(parse(&["memory", "--json", "--quick"]), both);
         assert_eq!(parse(&["--json", "--help"]), Ok(Command::Help));
     }
 

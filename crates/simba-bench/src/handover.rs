@@ -21,14 +21,18 @@ pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<R
     let (rounds, samples) = effort.pick((2, 200), (5, 1_000));
     let backend = target.connect().await?;
     let simba = Simba::builder(Arc::clone(&backend)).build();
-    let course = Course { backend: Arc::clone(&backend), hold: target.requeue(), samples };
+    let course =
+        Course { backend: Arc::clone(&backend), hold: target.requeue(), samples: target.samples(samples) };
     let [mut floor, mut one, mut many] = [const { Vec::new() }; 3];
     // In turns, so that a busy moment of the machine hits all.
     for round in 0..rounds {
-        let mutex = |kind: &str| MutexName::new(format!("bench:{kind}:{round}"));
-        let raw = mutex("raw")?;
-        let pair = vec![target.raw(&backend, raw.clone()).await?, target.raw(&backend, raw.clone()).await?];
-        floor.extend(course.run(&raw, pair).await?);
+        let mutex = |kind: &str| MutexName::new(format!("bench:{kind}:{}:{round}", std::process::id()));
+        if target.raw_waits() {
+            let raw = mutex("raw")?;
+            let pair =
+                vec![target.raw(&backend, raw.clone()).await?, target.raw(&backend, raw.clone()).await?];
+            floor.extend(course.run(&raw, pair).await?);
+        }
         for (mutex, waiters, taken) in [(mutex("one")?, 1, &mut one), (mutex("many")?, 1_000, &mut many)] {
             taken.extend(course.run(&mutex, ours(&simba, &mutex, waiters)).await?);
         }
@@ -42,9 +46,9 @@ pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<R
     for (waiters, all) in [("1 waiter", &one), ("1000 waiters", &many)] {
         for percent in [50, 99] {
             let name = format!("hand-over p{percent}, {waiters}");
-            rows.push(
-                Row::new(target, name, Unit::Micros, micros(all, percent)).floor(micros(&floor, percent)),
-            );
+            let row = Row::new(target, name, Unit::Micros, micros(all, percent));
+            let has_floor = !floor.is_empty();
+            rows.push(if has_floor { row.floor(micros(&floor, percent)) } else { row });
         }
     }
     let crowd = Row::new(target, "hand-over p50, 1000 waiters to 1", Unit::Micros, micros(&many, 50));

@@ -15,7 +15,8 @@ use crate::Effort;
 use crate::args::TRIAL;
 use crate::process::{processor_time, resident, thread_time};
 use crate::report::{Row, Unit};
-use crate::target::{self, Target};
+use crate::stores;
+use crate::target::Target;
 
 /// What a trial holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +140,7 @@ impl Findings {
 
 /// Does a trial in this process; its findings as JSON.
 pub(crate) async fn try_out(trial: Trial) -> Result<Value> {
-    let target = target::find(trial.target).context("no such target")?;
+    let target = stores::find(trial.target).context("no such target")?;
     let backend = target.connect().await?;
     let findings = match trial.phase {
         Phase::Raw => raw(&*backend, trial.count).await?,
@@ -151,8 +152,9 @@ pub(crate) async fn try_out(trial: Trial) -> Result<Value> {
     Ok(findings.to_json())
 }
 
+/// A name that no other process holds: what an earlier trial left behind ends by its lease alone.
 fn name(n: usize) -> Result<MutexName> {
-    Ok(MutexName::new(format!("bench:held:{n:06}"))?)
+    Ok(MutexName::new(format!("bench:held:{}:{n:06}", std::process::id()))?)
 }
 
 async fn raw(backend: &dyn Backend, count: usize) -> Result<Findings> {

@@ -10,6 +10,7 @@ mod pairs;
 mod process;
 mod report;
 mod stats;
+mod stores;
 mod target;
 
 use std::process::ExitCode;
@@ -63,8 +64,8 @@ fn main() -> ExitCode {
 fn perform(command: Command) -> Result<()> {
     match command {
         Command::Help => print!("{USAGE}"),
-        Command::All { effort, json } => {
-            let report = Runtime::new()?.block_on(all(effort))?;
+        Command::Measure { effort, json, stores } => {
+            let report = Runtime::new()?.block_on(measure(effort, &stores))?;
             if json { println!("{}", report.json()) } else { print!("{report}") }
         }
         Command::Held(trial) => println!("{}", Runtime::new()?.block_on(held::try_out(trial))?),
@@ -72,9 +73,11 @@ fn perform(command: Command) -> Result<()> {
     Ok(())
 }
 
-async fn all(effort: Effort) -> Result<Report> {
+/// Measures the stores of these names, or all.
+async fn measure(effort: Effort, names: &[&str]) -> Result<Report> {
     let mut report = Report::new(effort);
-    for target in target::TARGETS {
+    let wanted = |name| names.is_empty() || names.contains(&name);
+    for target in stores::STORES.iter().filter(|store| wanted(store.name())) {
         let progress = |measure: &str| eprintln!("measuring {}: {measure} …", target.name());
         progress("uncontended pairs");
         report.add(pairs::measure(*target, effort).await?);

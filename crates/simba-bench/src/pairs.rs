@@ -24,7 +24,7 @@ pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<R
     for (tasks, name) in [(1, "1 task"), (64, "64 tasks")] {
         let (mut raw, mut ours) = (Vec::new(), Vec::new());
         for n in 0..tasks {
-            let mutex = |kind: &str| MutexName::new(format!("bench:{kind}:{n}"));
+            let mutex = |kind: &str| MutexName::new(format!("bench:{kind}:{}:{n}", std::process::id()));
             raw.push(target.raw(&backend, mutex("raw")?).await?);
             ours.push(Box::new(LockerCaller::new(simba.locker(mutex("ours")?))) as Box<dyn Caller>);
         }

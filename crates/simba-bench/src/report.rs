@@ -149,10 +149,10 @@ fn write_table<const N: usize>(f: &mut fmt::Formatter<'_>, table: &[[String; N]]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target;
+    use crate::stores;
 
     fn report() -> Report {
-        let memory = target::find("memory").unwrap();
+        let memory = stores::find("memory").unwrap();
         let mut report = Report::new(Effort::Quick);
         report.add(vec![
             Row::new(memory, "pairs", Unit::PerSecond, 90.0).floor(120.0).goal("ratio >= 0.9"),

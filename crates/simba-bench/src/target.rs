@@ -1,11 +1,11 @@
-//! The stores that are measured.
+//! What it takes to measure a store.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use simba_core::{Backend, MemoryBackend, MutexName, async_trait};
+use simba_core::{Backend, MutexName, async_trait};
 
 use crate::caller::{Caller, SessionCaller};
 
@@ -23,40 +23,19 @@ pub(crate) trait Target: fmt::Debug + Sync {
         Ok(Box::new(SessionCaller::new(Arc::clone(backend), mutex)))
     }
 
+    /// Whether a raw caller can wait to be woken; without it a hand-over has no floor.
+    fn raw_waits(&self) -> bool {
+        true
+    }
+
+    /// How many hand-overs to measure in a round, of those that are asked for: fewer on a store that is polled.
+    fn samples(&self, asked: usize) -> usize {
+        asked
+    }
+
     /// How many mutexes one process is to hold at once on this store.
     fn many(&self) -> usize;
 
     /// How long a holder of a hand-over keeps the mutex, so that the one before it is back in the queue.
     fn requeue(&self) -> Duration;
-}
-
-/// All of them, in the order of the report.
-pub(crate) const TARGETS: &[&dyn Target] = &[&Memory];
-
-/// The target of this name.
-pub(crate) fn find(name: &str) -> Option<&'static dyn Target> {
-    TARGETS.iter().copied().find(|target| target.name() == name)
-}
-
-/// The memory of this process: what the engine costs by itself.
-#[derive(Debug)]
-struct Memory;
-
-#[async_trait]
-impl Target for Memory {
-    fn name(&self) -> &'static str {
-        "memory"
-    }
-
-    async fn connect(&self) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(MemoryBackend::new()))
-    }
-
-    fn many(&self) -> usize {
-        100_000
-    }
-
-    fn requeue(&self) -> Duration {
-        Duration::from_millis(1)
-    }
 }

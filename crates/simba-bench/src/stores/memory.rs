@@ -1,0 +1,32 @@
+//! The memory of this process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use simba_core::{Backend, MemoryBackend, async_trait};
+
+use crate::target::Target;
+
+/// The memory of this process: what the engine costs by itself.
+#[derive(Debug)]
+pub(crate) struct Memory;
+
+#[async_trait]
+impl Target for Memory {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    async fn connect(&self) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::new(MemoryBackend::new()))
+    }
+
+    fn many(&self) -> usize {
+        100_000
+    }
+
+    fn requeue(&self) -> Duration {
+        Duration::from_millis(1)
+    }
+}

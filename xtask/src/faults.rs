@@ -1,0 +1,14 @@
+//! The fault matrix on real servers, as often as wanted.
+
+use anyhow::Result;
+
+use crate::workspace::Workspace;
+use crate::{servers, step};
+
+/// Runs every test that is named after a row of the matrix, each fault `rounds` times.
+pub(crate) fn faults(workspace: Workspace, rounds: u32) -> Result<()> {
+    servers::around(workspace, |workspace| {
+        let mut command = workspace.cargo("test --locked --workspace --all-features --tests -- row_");
+        step::run(command.env("SIMBA_FAULT_ROUNDS", rounds.to_string()))
+    })
+}
