@@ -89,6 +89,18 @@ impl<F: Shared> Field<F> {
         }
     }
 
+    /// Stops one of them, and returns once it stands still. Never in the middle of what it writes down: the
+    /// others would wait for the log, and not for the mutex.
+    pub(super) fn stop(&self, pid: u32) {
+        let _turn = self.ledger.turn().unwrap();
+        self.signal(pid, Signal::STOP);
+        let begun = Instant::now();
+        while !stands_still(pid) {
+            assert!(begun.elapsed() < SOON, "broken: a stopped process stands still");
+            thread::sleep(LOOK);
+        }
+    }
+
     /// Sends a signal to one of them; when that was.
     pub(super) fn signal(&self, pid: u32, signal: Signal) -> Duration {
         let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
@@ -125,6 +137,16 @@ impl<F: Shared> Field<F> {
             }
         }
     }
+}
+
+/// Whether every thread of the process has obeyed a stop.
+fn stands_still(pid: u32) -> bool {
+    let stopped = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        // The name before the state may hold anything.
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten().all(stopped)
 }
 
 impl<F: Shared> Drop for Field<F> {

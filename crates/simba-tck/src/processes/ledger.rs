@@ -73,7 +73,7 @@ impl Ledger {
     }
 
     /// The resource, for us alone until it is closed.
-    fn turn(&self) -> io::Result<File> {
+    pub(super) fn turn(&self) -> io::Result<File> {
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&self.fence)?;
         flock(&file, FlockOperation::LockExclusive)?;

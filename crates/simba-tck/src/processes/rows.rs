@@ -37,7 +37,7 @@ pub fn row_02_a_stopped_leader_wakes_up_as_none<F: Shared>(door: &'static str) {
     let field = Field::<F>::start(door, 3);
     for _ in 0..rounds() {
         let leader = field.leader();
-        field.signal(leader.pid, Signal::STOP);
+        field.stop(leader.pid);
         thread::sleep(field.lease().total() * 3);
         field.successor(leader.token);
         let woken = field.signal(leader.pid, Signal::CONT);
@@ -59,7 +59,7 @@ pub fn row_03_a_short_stop_costs_no_leader<F: Shared>(door: &'static str) {
     let field = Field::<F>::start(door, 3);
     let (leader, lease) = (field.leader(), field.lease());
     for _ in 0..rounds() {
-        field.signal(leader.pid, Signal::STOP);
+        field.stop(leader.pid);
         thread::sleep(lease.ttl() / 2);
         field.signal(leader.pid, Signal::CONT);
         thread::sleep(lease.ttl());
