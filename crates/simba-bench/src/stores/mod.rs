@@ -1,6 +1,7 @@
 //! The stores that are measured, one file each.
 
 mod memory;
+mod sqlite;
 
 use anyhow::{Context, Result};
 use simba_core::ConnectUrl;
@@ -8,7 +9,7 @@ use simba_core::ConnectUrl;
 use crate::target::Target;
 
 /// All of them, in the order of the report.
-pub(crate) const STORES: &[&dyn Target] = &[&memory::Memory];
+pub(crate) const STORES: &[&dyn Target] = &[&memory::Memory, &sqlite::Sqlite];
 
 /// The store of this name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Target> {

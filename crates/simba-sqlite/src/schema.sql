@@ -1,0 +1,28 @@
+-- The tables of Simba in a SQLite file. Times are microseconds since the boot named beside them; under another
+-- boot they mean nothing.
+
+PRAGMA application_id = 0x53696d62;
+PRAGMA user_version = 1;
+
+-- One row for each mutex that was ever held, never deleted: its token must outlive every owner.
+CREATE TABLE IF NOT EXISTS simba_mutex (
+    mutex       TEXT    NOT NULL PRIMARY KEY,
+    owner       TEXT,                -- the contender's id; NULL: free
+    session     INTEGER,             -- tells two sessions of one id apart
+    boot        TEXT,
+    ttl_at      INTEGER,             -- from here on, the owner is late
+    until       INTEGER,             -- from here on, the mutex is free
+    token       INTEGER NOT NULL,    -- of the last acquisition
+    acquired_at INTEGER              -- milliseconds since 1970, for people
+) STRICT, WITHOUT ROWID;
+
+-- The queue: one row for each waiter, which ends unless it looks again.
+CREATE TABLE IF NOT EXISTS simba_waiter (
+    mutex       TEXT    NOT NULL,
+    place       INTEGER NOT NULL,    -- the smallest comes first
+    session     INTEGER NOT NULL,
+    boot        TEXT    NOT NULL,
+    until       INTEGER NOT NULL,
+    PRIMARY KEY (mutex, place),
+    UNIQUE (mutex, session)
+) STRICT, WITHOUT ROWID;

@@ -1,0 +1,348 @@
+//! The one thread that owns the connection: carries out what is asked, all that waits in one transaction, and
+//! rings whom it concerns.
+
+use std::collections::HashMap;
+use std::hint;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::thread;
+use std::time::Duration;
+
+use simba_core::{Clock, Error, Hub, MutexName, Result};
+
+use crate::bell::Bell;
+use crate::error::{explain, unfit};
+use crate::file::{self, Identity, OpenFile};
+use crate::findings;
+use crate::job::{Job, Outcome, Read, Reply, Settle, Write};
+use crate::machine::BootClock;
+use crate::patience;
+use crate::statements as sql;
+use crate::table::{Fault, News, SessionId, Standing, Tables};
+
+/// The most changes in one transaction: others want the file, too.
+const BATCH: usize = 128;
+
+/// How often a busy worker looks for a job before it sleeps, for some 50 microseconds in all, and how soon the last
+/// job must have come for it to count as busy, in microseconds.
+const GLANCES: u32 = 1_000;
+const SOON: i64 = 200;
+
+/// Whom a hint is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Topic {
+    /// The one waiter whose turn it may be.
+    Turn(SessionId),
+    /// Everyone who watches the mutex.
+    Owner(MutexName),
+}
+
+pub(crate) struct Worker {
+    file: OpenFile,
+    boot: BootClock,
+    clock: Arc<dyn Clock>,
+    hub: Hub<Topic>,
+    bell: Bell,
+    /// For the bell's thread, to ask for a look.
+    jobs: Sender<Job>,
+    /// Mutexes that sessions of this handle wait for hints about.
+    listened: HashMap<MutexName, Listened>,
+    /// What others left in the queue was looked through once.
+    tidied: bool,
+    /// The bell cannot be watched, and that was said.
+    deaf: bool,
+    /// The last job came soon after the one before.
+    busy: bool,
+    /// On a machine with one core, whoever looks keeps the caller from asking.
+    alone: bool,
+}
+
+struct Listened {
+    sessions: usize,
+    /// As it was last told.
+    standing: Standing,
+}
+
+impl Worker {
+    pub(crate) fn open(
+        path: &Path,
+        clock: Arc<dyn Clock>,
+        hub: Hub<Topic>,
+        jobs: Sender<Job>,
+    ) -> Result<Self> {
+        let boot = BootClock::read()?;
+        let file = file::open(path)?;
+        let bell = Bell::beside(&file.path);
+        let alone = thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
+        Ok(Self {
+            file,
+            boot,
+            clock,
+            hub,
+            bell,
+            jobs,
+            listened: HashMap::new(),
+            tidied: false,
+            deaf: false,
+            busy: false,
+            alone,
+        })
+    }
+
+    /// Works until told to end, or until nobody can ask any more.
+    pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
+        let end = self.work(jobs);
+        let Self { file, hub, bell, .. } = self;
+        drop(bell);
+        // The last one to close the file tidies up after all.
+        drop(file);
+        // Whoever waits for a hint finds out that there are none any more.
+        hub.ring_all();
+        if let Some(reply) = end {
+            reply.send(Ok(()));
+        }
+    }
+
+    fn work(&mut self, jobs: &Receiver<Job>) -> Option<Reply<()>> {
+        let (mut writes, mut reads) = (Vec::new(), Vec::new());
+        loop {
+            let mut next = Some(self.next(jobs)?);
+            while let Some(job) = next {
+                match job {
+                    Job::Write(write) => writes.push(write),
+                    Job::Read(read) => reads.push(read),
+                    Job::Listen(mutex, reply) => self.listen(mutex, reply),
+                    Job::Unlisten(mutex) => self.unlisten(&mutex),
+                    Job::Look => self.look(),
+                    Job::End(reply) => {
+                        self.write(&mut writes);
+                        self.read(&mut reads);
+                        return reply;
+                    }
+                }
+                next = if writes.len() < BATCH { jobs.try_recv().ok() } else { None };
+            }
+            self.write(&mut writes);
+            self.read(&mut reads);
+        }
+    }
+
+    /// Waits for something to do. While jobs come fast, it looks for the next one before it sleeps: to be woken
+    /// takes longer than the job.
+    fn next(&mut self, jobs: &Receiver<Job>) -> Option<Job> {
+        if self.busy {
+            for _ in 0..GLANCES {
+                match jobs.try_recv() {
+                    Ok(job) => return Some(job),
+                    Err(_) => hint::spin_loop(),
+                }
+            }
+        }
+        let idle = self.boot.now();
+        let job = jobs.recv().ok();
+        self.busy = !self.alone && self.boot.now() - idle < SOON;
+        job
+    }
+
+    // ===== changing =====
+
+    /// Makes all changes in one transaction; if that fails, each of them has failed.
+    fn write(&mut self, writes: &mut Vec<Write>) {
+        writes.retain(|write| !write.is_moot());
+        if writes.is_empty() {
+            return;
+        }
+        patience::limit(writes.iter().filter_map(Write::ttl));
+        if let Err(error) = self.begin() {
+            return writes.drain(..).for_each(|write| write.fail(error.clone()));
+        }
+        let (mut made, mut news) = (Vec::with_capacity(writes.len()), Vec::new());
+        let committed = self.make(writes, &mut made, &mut news).and_then(|()| self.commit());
+        if let Err(error) = &committed {
+            self.roll_back();
+            writes.drain(..).for_each(|write| write.fail(error.clone()));
+        }
+        let others = committed.is_ok() && self.announce(news);
+        made.into_iter().for_each(|settle| settle(committed.clone()));
+        if others {
+            // Last, since nobody here waits for it.
+            self.bell.ring();
+            if !self.listened.is_empty() {
+                // It may be another one than before.
+                self.hear();
+            }
+        }
+    }
+
+    fn make(&self, writes: &mut Vec<Write>, made: &mut Vec<Settle>, news: &mut Vec<News>) -> Result<()> {
+        let tables = self.tables();
+        if !self.tidied {
+            tables.bury_all().map_err(|fault| self.blame(fault))?;
+        }
+        for write in writes.drain(..) {
+            match write.make(&tables, news) {
+                Outcome::Made(settle) => made.push(settle),
+                Outcome::Broken(settle, error) => {
+                    made.push(settle);
+                    return Err(explain(&self.file.path, error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&self) -> Result<()> {
+        self.check_name()?;
+        self.execute(sql::BEGIN)
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        self.execute(sql::COMMIT)?;
+        self.tidied = true;
+        Ok(())
+    }
+
+    fn roll_back(&self) {
+        // A failure may have rolled it back already.
+        if !self.file.connection.is_autocommit()
+            && let Err(error) = self.execute(sql::ROLLBACK)
+        {
+            tracing::warn!(%error, "a failed transaction cannot be rolled back");
+        }
+    }
+
+    fn execute(&self, statement: &str) -> Result<()> {
+        let executed = self.file.connection.prepare_cached(statement).and_then(|mut ready| ready.execute([]));
+        executed.map(drop).map_err(|error| explain(&self.file.path, error))
+    }
+
+    /// The file under our name must be the one that we have open: a second one would have a second owner.
+    fn check_name(&self) -> Result<()> {
+        let path = &self.file.path;
+        match Identity::of(path) {
+            Ok(found) if found == self.file.identity => Ok(()),
+            Ok(_) => Err(unfit(path, "was replaced while it was in use: restart every program that uses it")),
+            Err(error) => {
+                let message = "was taken away while it was in use: restart every program that uses it";
+                Err(unfit(path, message).with_source(error))
+            }
+        }
+    }
+
+    // ===== reading =====
+
+    fn read(&mut self, reads: &mut Vec<Read>) {
+        for read in reads.drain(..) {
+            match read {
+                Read::Inspect(mutex, reply) => self.answer(reply, || self.tables().inspect(&mutex)),
+                Read::Record(mutex, reply) => self.answer(reply, || self.tables().read(&mutex)),
+                Read::List(reply) => self.answer(reply, || self.tables().list()),
+                Read::Findings(reply) => {
+                    let heard = self.hear();
+                    self.answer(reply, || findings::of(&self.file, heard));
+                }
+            }
+        }
+    }
+
+    fn answer<T>(&self, reply: Reply<T>, read: impl FnOnce() -> Result<T, Fault>) {
+        if !reply.is_moot() {
+            let found = self.check_name().and_then(|()| read().map_err(|fault| self.blame(fault)));
+            reply.send(found);
+        }
+    }
+
+    fn tables(&self) -> Tables<'_> {
+        tables(&self.file, &self.boot, &*self.clock)
+    }
+
+    fn blame(&self, fault: Fault) -> Error {
+        match fault {
+            Fault::Sqlite(error) => explain(&self.file.path, error),
+            Fault::Row(error) => error,
+        }
+    }
+
+    // ===== waking =====
+
+    /// Wakes whom it concerns in this process; whether there may be others.
+    fn announce(&mut self, news: Vec<News>) -> bool {
+        let mut others = false;
+        for News { mutex, changed, standing, next } in news {
+            let here = next.is_some_and(|next| self.hub.ring(&Topic::Turn(next)) > 0);
+            others |= changed || (next.is_some() && !here);
+            if changed {
+                if let Some(listened) = self.listened.get_mut(&mutex) {
+                    listened.standing = standing;
+                }
+                self.hub.ring(&Topic::Owner(mutex));
+            }
+        }
+        others
+    }
+
+    /// Somebody rang: wakes exactly those of ours whom it concerns.
+    fn look(&mut self) {
+        self.bell.answer();
+        if self.listened.is_empty() {
+            return;
+        }
+        let began = self.boot.now();
+        if let Err(fault) = self.look_through() {
+            let error = self.blame(fault);
+            tracing::debug!(%error, "nobody can be woken for now: waiters poll");
+        }
+        // The bell may have been removed, and a new one put up.
+        self.hear();
+        let took = u64::try_from(self.boot.now() - began).unwrap_or_default();
+        self.bell.answered(Duration::from_micros(took));
+    }
+
+    fn look_through(&mut self) -> Result<(), Fault> {
+        let tables = tables(&self.file, &self.boot, &*self.clock);
+        for (mutex, listened) in &mut self.listened {
+            let news = tables.news_of(mutex)?;
+            if let Some(next) = news.next {
+                self.hub.ring(&Topic::Turn(next));
+            }
+            if std::mem::replace(&mut listened.standing, news.standing) != news.standing {
+                self.hub.ring(&Topic::Owner(mutex.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn listen(&mut self, mutex: MutexName, reply: Reply<()>) {
+        self.hear();
+        // What is missed here, the look that follows a subscription finds.
+        let standing = self.tables().news_of(&mutex).map(|news| news.standing).unwrap_or_default();
+        self.listened.entry(mutex).or_insert(Listened { sessions: 0, standing }).sessions += 1;
+        reply.send(Ok(()));
+    }
+
+    fn unlisten(&mut self, mutex: &MutexName) {
+        if let Some(listened) = self.listened.get_mut(mutex) {
+            listened.sessions -= 1;
+            if listened.sessions == 0 {
+                self.listened.remove(mutex);
+            }
+        }
+    }
+
+    /// Listens to the bell, if that can be had; warns once if not.
+    fn hear(&mut self) -> bool {
+        let heard = self.bell.listen(&self.jobs);
+        if let (Err(error), false) = (&heard, self.deaf) {
+            let file = self.file.path.display();
+            tracing::warn!(%file, %error, "the file cannot be watched, so waiters poll: {}", findings::WATCH_CURE);
+        }
+        self.deaf = heard.is_err();
+        !self.deaf
+    }
+}
+
+/// The tables at this moment.
+fn tables<'a>(file: &'a OpenFile, boot: &'a BootClock, clock: &dyn Clock) -> Tables<'a> {
+    Tables { connection: &file.connection, boot, now: boot.now(), wall: clock.wall() }
+}

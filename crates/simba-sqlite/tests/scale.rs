@@ -1,0 +1,136 @@
+//! Many mutexes and many handles: constant threads and files, everything renewed.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::Sqlite;
+use simba_core::{Lease, Simba};
+use tokio::sync::Mutex;
+
+/// One at a time: all tests of a program share its threads and files.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+/// How many files this process has open at the store, and how many threads for it.
+fn in_use(store: &Sqlite) -> (usize, usize) {
+    let entries = |what| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().flatten();
+    let folder = store.path().parent().unwrap();
+    let ours = |link: &Path| link.starts_with(folder) || link.ends_with("anon_inode:inotify");
+    let files = entries("fd").filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|link| ours(&link)));
+    let threads = entries("task").filter(|task| {
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        name.starts_with("simba-sqlite") || name.starts_with("notify")
+    });
+    (files.count(), threads.count())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_held_mutexes_take_no_more_files_and_threads_than_one() {
+    const MANY: usize = 10_000;
+    let _alone = ALONE.lock().await;
+    let store = Sqlite::new();
+    let lease = Lease::new(Duration::from_secs(12), Duration::from_secs(12)).unwrap();
+    let simba = Simba::builder(Arc::new(store.backend().await)).lease(lease).build();
+    let first = simba.locker("first").lock().await.unwrap();
+    // The bell is rung after the answer; the next answer comes after that.
+    simba.locker("first").try_lock().await.unwrap();
+    let before = in_use(&store);
+    assert_eq!(before, (4, 1), "the file, its journal, the index of that and the bell; one thread");
+    let mut guards = Vec::new();
+    for number in 0..MANY {
+        guards.push(simba.locker(format!("mutex-{number}")).lock().await.unwrap());
+    }
+    // Through a round of renewals.
+    tokio::time::sleep(lease.ttl()).await;
+    assert_eq!(in_use(&store), before);
+    assert!(guards.iter().all(simba_core::Guard::is_held), "all are renewed");
+    assert!(first.is_held());
+    let records = simba.operate().unwrap().list().await.unwrap();
+    assert_eq!(records.iter().filter(|record| record.owner.is_some()).count(), MANY + 1);
+    drop((guards, first));
+    simba.shutdown().await;
+}
+
+/// Handles of one process share nothing but the file. A step that is lost is two holders at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_handles_in_one_process_take_turns() {
+    const HANDLES: usize = 20;
+    const TURNS: usize = 5;
+    let _alone = ALONE.lock().await;
+    let (store, counter) = (Sqlite::new(), Arc::new(AtomicUsize::new(0)));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..HANDLES {
+        let (simba, counter) = (store.simba().await, Arc::clone(&counter));
+        tasks.spawn(async move {
+            for _ in 0..TURNS {
+                let guard = simba.locker("orders").lock().await.unwrap();
+                let before = counter.load(Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                counter.store(before + 1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            }
+            simba.shutdown().await;
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    assert_eq!(counter.load(Ordering::SeqCst), HANDLES * TURNS);
+}
+
+/// Whoever closes last leaves one file, and a bell.
+#[tokio::test]
+async fn a_closed_handle_leaves_no_journal_and_no_thread() {
+    let _alone = ALONE.lock().await;
+    let store = Sqlite::new();
+    for _ in 0..3 {
+        let (simba, other) = (store.simba().await, store.simba().await);
+        let guard = simba.locker("orders").lock().await.unwrap();
+        let locker = other.locker("orders");
+        let waiting = tokio::spawn(async move { locker.lock().await.unwrap().release().await });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap();
+        simba.shutdown().await;
+        other.shutdown().await;
+    }
+    assert!(!store.path().with_file_name("simba.db-wal").exists());
+    // A thread that has nothing left to do may need a moment to end.
+    let gone = async {
+        while in_use(&store) != (0, 0) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(common::SOON, gone).await.expect("nothing is left in use");
+}
+
+/// The locks of a process on a file end when it closes any descriptor of it. SQLite knows; so must everything else
+/// that looks at the file, or another process takes the journal away under us.
+#[tokio::test]
+async fn a_second_handle_costs_the_first_none_of_its_locks() {
+    let _alone = ALONE.lock().await;
+    let store = Sqlite::new();
+    let locks = || {
+        let inode =
+            format!(":{} ", std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(store.path()).unwrap()));
+        let owner = format!(" {} ", std::process::id());
+        let all = std::fs::read_to_string("/proc/locks").unwrap();
+        all.lines().filter(|line| line.contains(&inode) && line.contains(&owner)).count()
+    };
+    let first = store.simba().await;
+    let guard = first.locker("orders").lock().await.unwrap();
+    assert_eq!(locks(), 1, "a file in use is locked for its use");
+    for _ in 0..3 {
+        let second = store.simba().await;
+        assert_eq!(locks(), 1);
+        second.shutdown().await;
+        assert_eq!(locks(), 1);
+    }
+    drop(guard);
+    first.shutdown().await;
+}
