@@ -9,6 +9,7 @@ use crate::{servers, step};
 pub(crate) fn faults(workspace: Workspace, rounds: u32) -> Result<()> {
     servers::around(workspace, |workspace| {
         let mut command = workspace.cargo("test --locked --workspace --all-features --tests -- row_");
-        step::run(command.env("SIMBA_FAULT_ROUNDS", rounds.to_string()))
+        command.env("RUST_TEST_THREADS", "8").env("SIMBA_FAULT_ROUNDS", rounds.to_string());
+        step::run(&mut command)
     })
 }

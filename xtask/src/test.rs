@@ -11,6 +11,7 @@ const STEPS: &[Step] = &[
     Step { name: "clippy", quick: true, run: clippy },
     Step { name: "features", quick: false, run: features },
     Step { name: "tests", quick: true, run: tests },
+    Step { name: "stores", quick: false, run: stores },
     Step { name: "doctests", quick: true, run: doctests },
     Step { name: "examples", quick: true, run: examples::run_all },
     Step { name: "outside backend", quick: false, run: outside_backend },
@@ -21,9 +22,18 @@ const STEPS: &[Step] = &[
     Step { name: "msrv", quick: false, run: msrv },
 ];
 
-/// Runs all steps, or those that belong before every commit, with the servers that the tests need.
+/// The packages whose tests need servers.
+const STORES: &[&str] = &["simba-mysql", "simba-postgres"];
+
+/// Most tests of a store wait for a lease to end: more of them at once than there are cores.
+const AT_ONCE: (&str, &str) = ("RUST_TEST_THREADS", "8");
+
+/// Runs all steps with the servers that they need, or those that belong before every commit, which need none.
 pub(crate) fn test(workspace: Workspace, quick: bool) -> Result<()> {
     let steps = STEPS.iter().filter(|step| step.quick || !quick);
+    if quick {
+        return step::take(steps, &workspace);
+    }
     servers::around(workspace, |workspace| step::take(steps, workspace))
 }
 
@@ -42,7 +52,19 @@ fn features(workspace: &Workspace) -> Result<Verdict> {
 
 fn tests(workspace: &Workspace) -> Result<Verdict> {
     // Not `--all-targets`, which would run the benchmarks too.
-    cargo(workspace, "test --locked --workspace --all-features --lib --bins --tests --examples")
+    let mut command =
+        workspace.cargo("test --locked --workspace --all-features --lib --bins --tests --examples");
+    command.args(STORES.iter().flat_map(|package| ["--exclude", package])).env(AT_ONCE.0, AT_ONCE.1);
+    step::run(&mut command)?;
+    Ok(Verdict::Passed)
+}
+
+/// The tests of the stores with a server, against real ones.
+fn stores(workspace: &Workspace) -> Result<Verdict> {
+    let mut command = workspace.cargo("test --locked --all-features --lib --tests");
+    command.args(STORES.iter().flat_map(|package| ["-p", package])).env(AT_ONCE.0, AT_ONCE.1);
+    step::run(&mut command)?;
+    Ok(Verdict::Passed)
 }
 
 fn doctests(workspace: &Workspace) -> Result<Verdict> {
