@@ -1,5 +1,6 @@
 //! The contestants of one test, as their parent sees them.
 
+use std::cell::{Ref, RefCell};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use tempfile::TempDir;
 
 use super::Shared;
 use super::contestant::{ORDERS, Orders};
-use super::ledger::{Ledger, Line, Note, uptime};
+use super::ledger::{Ledger, Line, Note, Pages, uptime};
 use crate::world::{SOON, name};
 
 /// How often the ledger is looked at.
@@ -22,6 +23,7 @@ pub(super) struct Field<F: Shared> {
     orders: Orders,
     door: &'static str,
     ledger: Ledger,
+    read: RefCell<Pages>,
     _store: F,
     _dir: TempDir,
 }
@@ -42,7 +44,15 @@ impl<F: Shared> Field<F> {
         // A test is known by its path within its program.
         let door = path.split_once("::").map_or(path, |(_, door)| door);
         let ledger = Ledger::new(dir.path());
-        let mut field = Self { contestants: Vec::new(), orders, door, ledger, _store: store, _dir: dir };
+        let mut field = Self {
+            contestants: Vec::new(),
+            orders,
+            door,
+            ledger,
+            read: RefCell::default(),
+            _store: store,
+            _dir: dir,
+        };
         (0..many).for_each(|_| field.join());
         field
     }
@@ -59,15 +69,17 @@ impl<F: Shared> Field<F> {
         self.orders.lease
     }
 
-    pub(super) fn lines(&self) -> Vec<Line> {
-        self.ledger.lines()
+    /// What all of them wrote down so far.
+    pub(super) fn lines(&self) -> Ref<'_, [Line]> {
+        self.ledger.read_on(&mut self.read.borrow_mut()).unwrap();
+        Ref::map(self.read.borrow(), |read| &read.lines[..])
     }
 
     /// The latest leader, once it has written.
     pub(super) fn leader(&self) -> Line {
-        self.first("somebody leads", |line| {
-            let latest = self.lines().iter().map(|line| line.token).max();
-            line.note == Note::Wrote && Some(line.token) == latest
+        self.wait("somebody leads", |lines| {
+            let latest = lines.iter().map(|line| line.token).max()?;
+            lines.iter().rev().find(|line| line.note == Note::Wrote && line.token == latest).copied()
         })
     }
 
@@ -78,13 +90,17 @@ impl<F: Shared> Field<F> {
 
     /// The first such line, waited for.
     pub(super) fn first(&self, promise: &str, wanted: impl Fn(&Line) -> bool) -> Line {
+        self.wait(promise, |lines| lines.iter().find(|line| wanted(line)).copied())
+    }
+
+    fn wait(&self, promise: &str, find: impl Fn(&[Line]) -> Option<Line>) -> Line {
         let begun = Instant::now();
         let limit = self.lease().total() * 4 + SOON;
         loop {
-            if let Some(line) = self.lines().into_iter().find(|line| wanted(line)) {
+            if let Some(line) = find(&self.lines()) {
                 return line;
             }
-            assert!(begun.elapsed() < limit, "broken: {promise} within {limit:?}:\n{:#?}", self.lines());
+            assert!(begun.elapsed() < limit, "broken: {promise} within {limit:?}:\n{:#?}", &*self.lines());
             thread::sleep(LOOK);
         }
     }
@@ -124,14 +140,14 @@ impl<F: Shared> Field<F> {
     pub(super) fn assert_no_overlap(&self) {
         let lines = self.lines();
         let mut greatest = 0;
-        for line in &lines {
+        for line in lines.iter() {
             match line.note {
                 Note::Acquired => {
-                    assert!(line.token > greatest, "broken: tokens grow:\n{lines:#?}");
+                    assert!(line.token > greatest, "broken: tokens grow:\n{:#?}", &*lines);
                     greatest = line.token;
                 }
                 Note::Wrote => {
-                    assert!(line.token >= greatest, "broken: nobody works beside the next:\n{lines:#?}");
+                    assert!(line.token >= greatest, "broken: nobody works beside the next:\n{:#?}", &*lines);
                 }
                 Note::Refused | Note::Ended | Note::Lost => {}
             }

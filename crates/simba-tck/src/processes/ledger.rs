@@ -1,7 +1,7 @@
 //! One log and one fenced resource for all processes of a test.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Seek as _, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -87,11 +87,28 @@ impl Ledger {
         log.write_all(format!("{at} {pid} {word} {}\n", token.get()).as_bytes())
     }
 
-    /// All lines so far.
-    pub(super) fn lines(&self) -> Vec<Line> {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        text.split_inclusive('\n').filter_map(parse).collect()
+    /// Reads the lines that were written since the last time.
+    pub(super) fn read_on(&self, read: &mut Pages) -> io::Result<()> {
+        let mut log = match File::open(&self.log) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            log => log?,
+        };
+        log.seek(SeekFrom::Start(read.bytes))?;
+        let mut text = String::new();
+        log.read_to_string(&mut text)?;
+        for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+            read.bytes += line.len() as u64;
+            read.lines.extend(parse(line));
+        }
+        Ok(())
     }
+}
+
+/// What was read of the log so far.
+#[derive(Debug, Default)]
+pub(super) struct Pages {
+    pub(super) lines: Vec<Line>,
+    bytes: u64,
 }
 
 /// The time on a clock that all processes of the machine share.
@@ -121,7 +138,10 @@ mod tests {
         for token in [2, 3, 2, 3] {
             ledger.write(FencingToken::new(token)).unwrap();
         }
-        let notes: Vec<_> = ledger.lines().iter().map(|line| (line.note, line.token)).collect();
+        let mut read = Pages::default();
+        ledger.read_on(&mut read).unwrap();
+        ledger.read_on(&mut read).unwrap();
+        let notes: Vec<_> = read.lines.iter().map(|line| (line.note, line.token)).collect();
         let wanted =
             [(Note::Acquired, 2), (Note::Wrote, 2), (Note::Wrote, 3), (Note::Refused, 2), (Note::Wrote, 3)];
         assert_eq!(notes, wanted);

@@ -65,7 +65,7 @@ pub fn row_03_a_short_stop_costs_no_leader<F: Shared>(door: &'static str) {
         thread::sleep(lease.ttl());
     }
     let acquired = field.lines().iter().filter(|line| line.note == Note::Acquired).count();
-    assert_eq!(acquired, 1, "broken: a short stop costs no leader:\n{:#?}", field.lines());
+    assert_eq!(acquired, 1, "broken: a short stop costs no leader:\n{:#?}", &*field.lines());
 }
 
 /// Row 6: a leader that is told to end lets its work end first; only then does the next one lead.
