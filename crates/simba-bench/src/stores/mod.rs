@@ -1,6 +1,7 @@
 //! The stores that are measured, one file each.
 
 mod memory;
+mod postgres;
 mod sqlite;
 
 use anyhow::{Context, Result};
@@ -9,7 +10,7 @@ use simba_core::ConnectUrl;
 use crate::target::Target;
 
 /// All of them, in the order of the report.
-pub(crate) const STORES: &[&dyn Target] = &[&memory::Memory, &sqlite::Sqlite];
+pub(crate) const STORES: &[&dyn Target] = &[&memory::Memory, &sqlite::Sqlite, &postgres::Postgres];
 
 /// The store of this name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Target> {
@@ -22,7 +23,6 @@ pub(crate) fn names() -> String {
 }
 
 /// Where a server is, by the variable that the tests know it by too.
-#[allow(dead_code, reason = "for the stores with a server")]
 pub(crate) fn url(variable: &str) -> Result<ConnectUrl> {
     let url = std::env::var(variable)
         .with_context(|| format!("{variable} is not set: start with `cargo xtask bench`"))?;

@@ -1,0 +1,266 @@
+//! What the sessions of one handle share, and the one way of all calls.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+
+use simba_core::{Clock, Error, Hub, MutexName, Result, within};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_postgres::Row;
+
+use crate::config::{Pooler, PostgresConfig};
+use crate::desk::Desk;
+use crate::errands::Errand;
+use crate::error::{closed, is_forgotten, is_locked, is_undone, lost, of_fault, unavailable};
+use crate::gate::Gate;
+use crate::statements::{Query, Statements};
+use crate::wire::{Param, Wire};
+
+/// How often a statement that the server undid is sent again.
+const TRIES: u32 = 20;
+
+/// Nobody listens to it: for waiters that hear nothing.
+const NOBODY: &str = "simba_nobody";
+
+/// The connection for commands, as calls see it.
+#[derive(Clone, Debug)]
+pub(crate) enum State {
+    /// On its way; calls wait for it.
+    Connecting,
+    /// It cannot be had for now; calls fail with the reason.
+    Failing(Error),
+    /// There.
+    Up(Arc<Wire>),
+    /// Closed for good.
+    Closed,
+}
+
+/// Whether hints come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hints {
+    /// Not now.
+    Down,
+    /// Yes.
+    Up,
+    /// Never, behind this pooler.
+    Off,
+}
+
+/// What stands at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Nature {
+    /// Not known yet: nothing of a session is used.
+    Unknown,
+    /// One server process for as long as the connection lasts.
+    Session,
+    /// Another server process for each transaction.
+    Pooled,
+}
+
+/// Everything that the sessions, the operators and the supervisor of one handle share.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) config: PostgresConfig,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) statements: Statements,
+    pub(crate) ddl: String,
+    /// The one channel of this handle; no other handle has it.
+    pub(crate) channel: String,
+    pub(crate) state: watch::Sender<State>,
+    pub(crate) hints: watch::Sender<Hints>,
+    /// Somebody waits for hints: time to subscribe.
+    pub(crate) wanted: Notify,
+    /// The statements can be prepared now.
+    pub(crate) proven: Notify,
+    pub(crate) closing: watch::Sender<bool>,
+    /// The last message to ourselves that came back.
+    pub(crate) echo: watch::Sender<u64>,
+    /// Wake-ups for one waiter, by the number of its session.
+    pub(crate) turns: Hub<u64>,
+    /// Changes of owner, for all who watch a mutex.
+    pub(crate) owners: Hub<MutexName>,
+    pub(crate) errands: mpsc::UnboundedSender<Errand>,
+    /// Where mutexes are taken and renewed.
+    pub(crate) takes: Desk,
+    /// Where they are freed.
+    pub(crate) frees: Desk,
+    /// Which place of the configuration is the one.
+    pub(crate) place: AtomicUsize,
+    pub(crate) warned: AtomicBool,
+    nature: AtomicU8,
+    sessions: AtomicU64,
+    gate: Gate,
+}
+
+impl Handle {
+    pub(crate) fn new(
+        config: PostgresConfig,
+        clock: Arc<dyn Clock>,
+    ) -> (Self, mpsc::UnboundedReceiver<Errand>) {
+        let (errands, to_do) = mpsc::unbounded_channel();
+        let nature = match config.pooler {
+            Pooler::Auto => Nature::Unknown,
+            Pooler::Yes => Nature::Pooled,
+            Pooler::No => Nature::Session,
+        };
+        let hints = if nature == Nature::Pooled { Hints::Off } else { Hints::Down };
+        let handle = Self {
+            statements: Statements::new(&config.tables, config.lock_timeout),
+            ddl: config.tables.ddl(),
+            channel: format!("simba_{}", nonce()),
+            state: watch::Sender::new(State::Connecting),
+            hints: watch::Sender::new(hints),
+            wanted: Notify::new(),
+            proven: Notify::new(),
+            closing: watch::Sender::new(false),
+            echo: watch::Sender::new(0),
+            turns: Hub::local(),
+            owners: Hub::new(),
+            errands,
+            takes: Desk::new(Query::Take, Query::TakeMany),
+            frees: Desk::new(Query::Free, Query::FreeMany),
+            place: AtomicUsize::new(0),
+            warned: AtomicBool::new(false),
+            nature: AtomicU8::new(nature as u8),
+            sessions: AtomicU64::new(0),
+            gate: Gate::default(),
+            config,
+            clock,
+        };
+        (handle, to_do)
+    }
+
+    pub(crate) fn nature(&self) -> Nature {
+        match self.nature.load(Ordering::Acquire) {
+            nature if nature == Nature::Session as u8 => Nature::Session,
+            nature if nature == Nature::Pooled as u8 => Nature::Pooled,
+            _ => Nature::Unknown,
+        }
+    }
+
+    pub(crate) fn learn(&self, nature: Nature) {
+        self.nature.store(nature as u8, Ordering::Release);
+    }
+
+    /// Where a waiter wants to be called.
+    pub(crate) fn calls(&self) -> &str {
+        match *self.hints.borrow() {
+            Hints::Off => NOBODY,
+            Hints::Down | Hints::Up => &self.channel,
+        }
+    }
+
+    /// A number that no other session of this handle has.
+    pub(crate) fn number(&self) -> u64 {
+        self.sessions.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The name of a session in the tables, which no other session anywhere has.
+    pub(crate) fn session(&self, number: u64) -> String {
+        format!("{}-{number:x}", self.channel)
+    }
+
+    /// Takes a message of another session, or our own.
+    pub(crate) fn hear(&self, payload: &str) {
+        match payload.split_once(' ') {
+            Some(("turn", session)) => {
+                let number = session.strip_prefix(&*self.channel).and_then(|rest| rest.strip_prefix('-'));
+                if let Some(number) = number.and_then(|number| u64::from_str_radix(number, 16).ok()) {
+                    self.turns.ring(&number);
+                }
+            }
+            Some(("owner", mutex)) => {
+                if let Ok(mutex) = MutexName::legacy(mutex) {
+                    self.owners.ring(&mutex);
+                }
+            }
+            Some(("echo", number)) => {
+                if let Ok(number) = number.parse() {
+                    self.echo.send_replace(number);
+                }
+            }
+            // Anyone may send anything.
+            _ => {}
+        }
+    }
+
+    /// Refuses a call for a mutex whose row stays locked.
+    pub(crate) fn admit(&self, mutex: &MutexName) -> Result<()> {
+        self.gate.admit(mutex, self.clock.now())
+    }
+
+    /// The connection for commands, once it is there.
+    pub(crate) async fn wire(&self) -> Result<Arc<Wire>> {
+        match &*self.state.borrow() {
+            State::Up(wire) if !wire.is_closed() => return Ok(Arc::clone(wire)),
+            _ => {}
+        }
+        let mut state = self.state.subscribe();
+        loop {
+            match &*state.borrow_and_update() {
+                State::Up(wire) if !wire.is_closed() => return Ok(Arc::clone(wire)),
+                State::Failing(error) => return Err(error.clone()),
+                State::Closed => return Err(closed()),
+                State::Up(_) | State::Connecting => {}
+            }
+            state.changed().await.map_err(|_| closed())?;
+        }
+    }
+
+    /// Sends a statement about a mutex at once and waits for its rows. What the server undid for the sake of
+    /// another one is sent again.
+    pub(crate) async fn ask(
+        &self,
+        mutex: &MutexName,
+        query: Query,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>> {
+        let pass = self.gate.pass(mutex, &*self.clock).await?;
+        let mut tried = 0;
+        loop {
+            tried += 1;
+            let wire = self.wire().await?;
+            match wire.rows(&self.statements, query, params).await {
+                Ok(rows) => return Ok(rows),
+                Err(fault) if is_undone(&fault) && tried < TRIES => tokio::task::yield_now().await,
+                Err(fault) => {
+                    if is_locked(&fault) {
+                        pass.shut(self.clock.now(), self.config.lock_timeout);
+                    }
+                    return Err(self.failed(&wire, fault));
+                }
+            }
+        }
+    }
+
+    /// The same for a statement about no mutex in particular, with a limit of its own.
+    pub(crate) async fn ask_all(&self, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        let asked = async {
+            let wire = self.wire().await?;
+            let rows = wire.rows(&self.statements, query, params).await;
+            rows.map_err(|fault| self.failed(&wire, fault))
+        };
+        self.in_time(asked).await
+    }
+
+    /// Gives a call the time that a statement may take, and a little more.
+    pub(crate) async fn in_time<T>(&self, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        let limit = self.config.silence();
+        let answer = within(&*self.clock, limit, call).await;
+        answer.unwrap_or_else(|| Err(unavailable(format!("the server did not answer within {limit:?}"))))
+    }
+
+    pub(crate) fn failed(&self, wire: &Wire, fault: crate::error::Fault) -> Error {
+        if is_forgotten(&fault) {
+            // Whatever became of what was prepared: a new connection prepares it anew.
+            wire.abort();
+            return lost().with_source(fault);
+        }
+        of_fault(fault, &self.config)
+    }
+}
+
+/// Sixteen letters and digits that nobody else draws.
+fn nonce() -> String {
+    std::iter::repeat_with(|| fastrand::alphanumeric().to_ascii_lowercase()).take(20).collect()
+}

@@ -1,0 +1,185 @@
+//! One connection to the server, from the socket up.
+
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use simba_core::{Clock, Error, ErrorKind, Result, within};
+use simba_net::dial;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio_postgres::tls::{MakeTlsConnect, NoTls, TlsConnect};
+use tokio_postgres::{AsyncMessage, Client, Connection};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::config::{Place, PostgresConfig};
+use crate::error::{of_dial, of_fault, protocol, read_only, unavailable};
+
+/// Hears the messages of other sessions: the payload alone, since a handle has one channel.
+pub(crate) type Ear = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// A connection that stands, and what is known about it.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) client: Client,
+    abort: AbortHandle,
+    /// Its sender goes with the connection.
+    end: watch::Receiver<()>,
+    /// Nothing stands between us and the server.
+    pub(crate) direct: bool,
+}
+
+/// Asks for what must be known before the first use.
+const CHECK: &str = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean, \
+     host(inet_client_addr()), inet_client_port(), host(inet_server_addr()), inet_server_port()";
+
+type Driven = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Opens a connection to the first of the places that takes writes, beginning with `first`.
+pub(crate) async fn open_any(
+    config: &PostgresConfig,
+    clock: &dyn Clock,
+    first: usize,
+    ear: Option<&Ear>,
+) -> Result<(usize, Line)> {
+    let mut refusal = None;
+    for at in 0..config.places.len() {
+        let at = (first + at) % config.places.len();
+        match open(config, clock, &config.places[at], ear).await {
+            Ok(line) => return Ok((at, line)),
+            // The first one says more than the last: it is the one that was meant.
+            Err(error) => refusal = refusal.or(Some(error)),
+        }
+    }
+    Err(refusal.unwrap_or_else(|| unavailable("the URL names no host")))
+}
+
+async fn open(config: &PostgresConfig, clock: &dyn Clock, place: &Place, ear: Option<&Ear>) -> Result<Line> {
+    let limit = config.connect_timeout;
+    let opened = within(clock, limit, greet(config, clock, place, ear.cloned())).await;
+    opened.unwrap_or_else(|| Err(unavailable(format!("{place} did not answer a login within {limit:?}"))))
+}
+
+async fn greet(config: &PostgresConfig, clock: &dyn Clock, place: &Place, ear: Option<Ear>) -> Result<Line> {
+    let (client, driven, ends) = match place {
+        Place::Tcp { host, port } => over_tcp(config, clock, (host, *port), place, ear).await?,
+        Place::Unix { .. } => over_socket(config, place, ear).await?,
+    };
+    let (alive, end) = watch::channel(());
+    let task = tokio::spawn(async move {
+        driven.await;
+        drop(alive);
+    });
+    let line = Line { client, abort: task.abort_handle(), end, direct: false };
+    line.checked(config, place, ends).await
+}
+
+type Opened = (Client, Driven, Option<(SocketAddr, SocketAddr)>);
+
+async fn over_tcp(
+    config: &PostgresConfig,
+    clock: &dyn Clock,
+    (host, port): (&str, u16),
+    place: &Place,
+    ear: Option<Ear>,
+) -> Result<Opened> {
+    let stream = dial(host, port, config.connect_timeout, clock).await;
+    let stream = stream.map_err(|error| of_dial(error, place))?;
+    let ends = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?))).ok();
+    let Some(tls) = &config.tls else {
+        let (client, driven) = log_in(config, stream, NoTls, ear).await?;
+        return Ok((client, driven, ends));
+    };
+    let rustls = tls.client_config().map_err(|error| error.with_backend(crate::NAME))?;
+    let mut make = MakeRustlsConnect::new(Arc::unwrap_or_clone(rustls));
+    let connect = MakeTlsConnect::<tokio::net::TcpStream>::make_tls_connect(&mut make, host);
+    let Ok(connect) = connect;
+    let (client, driven) = log_in(config, stream, connect, ear).await?;
+    Ok((client, driven, ends))
+}
+
+async fn over_socket(config: &PostgresConfig, place: &Place, ear: Option<Ear>) -> Result<Opened> {
+    let stream = UnixStream::connect(place.to_string()).await.map_err(|error| of_dial(error, place))?;
+    if config.tls.is_some() {
+        let message = "a socket on this machine takes no TLS: leave sslmode out";
+        return Err(Error::new(ErrorKind::Config, message).with_backend(crate::NAME));
+    }
+    let (client, driven) = log_in(config, stream, NoTls, ear).await?;
+    Ok((client, driven, None))
+}
+
+async fn log_in<S, T>(
+    config: &PostgresConfig,
+    stream: S,
+    tls: T,
+    ear: Option<Ear>,
+) -> Result<(Client, Driven)>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    T: TlsConnect<S> + Send,
+    T::Stream: Send + 'static,
+    T::Future: Send,
+{
+    let connected = config.login().connect_raw(stream, tls).await;
+    let (client, connection) = connected.map_err(|fault| of_fault(fault, config))?;
+    Ok((client, Box::pin(drive(connection, ear))))
+}
+
+/// Moves what is said over a connection until it ends.
+async fn drive<S, T>(mut connection: Connection<S, T>, ear: Option<Ear>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+    T: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
+        match (message, &ear) {
+            (Ok(AsyncMessage::Notification(heard)), Some(ear)) => ear(heard.payload()),
+            (Ok(_), _) => {}
+            (Err(fault), _) => {
+                tracing::debug!(error = %fault, "a connection to PostgreSQL ended");
+                return;
+            }
+        }
+    }
+}
+
+impl Line {
+    /// Completes when the connection has ended.
+    pub(crate) async fn ended(&self) {
+        while self.end.clone().changed().await.is_ok() {}
+    }
+
+    /// Ends the connection at once; what is not answered yet fails. A line that is dropped ends in order.
+    pub(crate) fn abort(&self) {
+        self.abort.abort();
+    }
+
+    /// Refuses a server that takes no writes, and finds out whether anything stands in between.
+    async fn checked(
+        mut self,
+        config: &PostgresConfig,
+        place: &Place,
+        ends: Option<(SocketAddr, SocketAddr)>,
+    ) -> Result<Self> {
+        let rows = self.client.query_typed(CHECK, &[]).await.map_err(|fault| of_fault(fault, config))?;
+        let row = rows.first().ok_or_else(|| protocol("the server does not say what it is"))?;
+        let unread = |fault| of_fault(fault, config);
+        if row.try_get::<_, bool>(0).map_err(unread)? {
+            return Err(read_only(place));
+        }
+        let near = (row.try_get(1).map_err(unread)?, row.try_get(2).map_err(unread)?);
+        let far = (row.try_get(3).map_err(unread)?, row.try_get(4).map_err(unread)?);
+        self.direct = ends.is_some_and(|(local, peer)| is(local, near) && is(peer, far));
+        Ok(self)
+    }
+}
+
+/// Whether the server sees this end of the connection as we do. A pooler, a proxy or a router in between makes
+/// two connections of one, with other ends.
+fn is(end: SocketAddr, (address, port): (Option<String>, Option<i32>)) -> bool {
+    let seen = address.and_then(|address| address.parse::<std::net::IpAddr>().ok());
+    seen == Some(end.ip()) && port == Some(i32::from(end.port()))
+}

@@ -1,0 +1,5 @@
+-- Forgets what crashed clients left behind long ago.
+DELETE FROM {waiter} d USING (
+    SELECT w.mutex, w.session FROM {waiter} w
+    WHERE w.until < statement_timestamp() - interval '1 minute' FOR UPDATE SKIP LOCKED) old
+WHERE d.mutex = old.mutex AND d.session = old.session

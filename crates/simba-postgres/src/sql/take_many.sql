@@ -1,0 +1,37 @@
+-- What take and create do, for many mutexes at once. A row that another transaction has locked is left out: it
+-- delays nobody, and nobody waits in a circle.
+WITH wish AS MATERIALIZED (
+    SELECT w.* FROM unnest($1::text[], $2::text[], $3::text[], $4::float8[], $5::float8[], $6::bigint[])
+        AS w (mutex, owner, session, ttl, total, lapsed)
+), made AS (
+    INSERT INTO {mutex} (mutex, owner, session, token, acquired_at, renewed_at, ttl_at, until)
+    SELECT w.mutex, w.owner, w.session, {micros}, statement_timestamp(), statement_timestamp(),
+        statement_timestamp() + make_interval(secs => w.ttl),
+        statement_timestamp() + make_interval(secs => w.total)
+    FROM wish w WHERE {bound} true ORDER BY w.mutex COLLATE "C"
+    ON CONFLICT (mutex) DO NOTHING
+    RETURNING session, token
+), took AS (
+    UPDATE {mutex} m SET
+        owner = due.owner,
+        session = due.session,
+        token = CASE WHEN m.session = due.session AND m.until > statement_timestamp() AND m.token <> due.lapsed
+            THEN m.token ELSE greatest(m.token + 1, {micros}) END,
+        acquired_at = CASE
+            WHEN m.session = due.session AND m.until > statement_timestamp() AND m.token <> due.lapsed
+            THEN m.acquired_at ELSE statement_timestamp() END,
+        renewed_at = statement_timestamp(),
+        ttl_at = statement_timestamp() + make_interval(secs => due.ttl),
+        until = statement_timestamp() + make_interval(secs => due.total)
+    FROM (
+        SELECT w.* FROM wish w JOIN {mutex} h ON h.mutex = w.mutex
+        WHERE (h.session = w.session AND h.until > statement_timestamp())
+            OR (h.until <= statement_timestamp() AND h.waited <= 0)
+        FOR NO KEY UPDATE OF h SKIP LOCKED
+    ) due
+    WHERE m.mutex = due.mutex
+    RETURNING m.session, m.token, m.watched
+)
+SELECT session, token, 0::bigint FROM made
+UNION ALL
+SELECT session, token, watched FROM took

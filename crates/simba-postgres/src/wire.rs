@@ -1,0 +1,118 @@
+//! The connection for commands: many calls on their way at once, answered in their order.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, Statement};
+
+use crate::config::PostgresConfig;
+use crate::error::Fault;
+use crate::line::Line;
+use crate::statements::{Query, Statements};
+
+/// A parameter of a statement.
+pub(crate) type Param<'a> = &'a (dyn ToSql + Sync);
+
+/// A connection for commands.
+///
+/// Until it is known that one server process stays at its other end, nothing of a session is used on it: a
+/// statement prepared there could be another client's of the same name.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    line: Line,
+    prepared: OnceLock<Vec<Statement>>,
+}
+
+impl Wire {
+    pub(crate) const fn new(line: Line) -> Self {
+        Self { line, prepared: OnceLock::new() }
+    }
+
+    pub(crate) const fn is_direct(&self) -> bool {
+        self.line.direct
+    }
+
+    pub(crate) fn is_prepared(&self) -> bool {
+        self.prepared.get().is_some()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.line.client.is_closed()
+    }
+
+    /// Ends the connection; calls that are not answered yet fail.
+    pub(crate) fn abort(&self) {
+        self.line.abort();
+    }
+
+    /// Completes when the connection has ended.
+    pub(crate) async fn ended(&self) {
+        self.line.ended().await;
+    }
+
+    /// Sends a statement at once and waits for its rows.
+    ///
+    /// # Cancel safety
+    ///
+    /// What was sent is carried out. The driver gives its answer to nobody else.
+    pub(crate) async fn rows(
+        &self,
+        statements: &Statements,
+        query: Query,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, Fault> {
+        if let Some(statement) = self.prepared.get().and_then(|prepared| prepared.get(query as usize)) {
+            return self.line.client.query(statement, params).await;
+        }
+        let typed: Vec<_> = params.iter().copied().zip(query.types().iter().cloned()).collect();
+        self.line.client.query_typed(statements.bounded(query), &typed).await
+    }
+
+    /// The same for a text of the moment.
+    pub(crate) async fn text(
+        &self,
+        text: &str,
+        params: &[(Param<'_>, tokio_postgres::types::Type)],
+    ) -> Result<Vec<Row>, Fault> {
+        self.line.client.query_typed(text, params).await
+    }
+
+    /// Several statements without parameters in one transaction.
+    pub(crate) async fn batch(&self, text: &str) -> Result<(), Fault> {
+        self.line.client.batch_execute(text).await
+    }
+
+    /// Sets the session up and prepares what is asked often: only where the session is ours alone.
+    pub(crate) async fn prepare(
+        &self,
+        statements: &Statements,
+        config: &PostgresConfig,
+    ) -> Result<(), Fault> {
+        self.batch(&settings(config)).await?;
+        let client = &self.line.client;
+        let prepare = |query: &Query| client.prepare_typed(statements.plain(*query), query.types());
+        let prepared = futures_util::future::try_join_all(Query::OFTEN.iter().map(prepare)).await?;
+        // Whoever came first prepared the same.
+        let _ = self.prepared.set(prepared);
+        Ok(())
+    }
+}
+
+/// What a session of ours is like, whatever the server, the database or the role say. A plan is made once for a
+/// connection, when the tables may still be empty: so each goes by an index, whatever the planner believes of
+/// their sizes.
+fn settings(config: &PostgresConfig) -> String {
+    let millis = |time: Duration| time.as_millis().max(1);
+    format!(
+        "SET lock_timeout = {}; SET statement_timeout = {}; \
+         SET default_transaction_isolation = 'read committed'; \
+         SET plan_cache_mode = force_generic_plan; SET jit = off; \
+         SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; \
+         SET enable_hashjoin = off; SET enable_mergejoin = off; \
+         SELECT set_config('synchronous_commit', 'on', false) \
+         WHERE current_setting('synchronous_commit') = 'off'",
+        millis(config.lock_timeout),
+        millis(config.statement_timeout),
+    )
+}

@@ -1,0 +1,582 @@
+//! The rows of the fault matrix that concern PostgreSQL, against real servers.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{Private, Store, USER, lease, name, soon, until};
+use simba_core::{
+    Answer, Backend, Claim, ContenderId, Contention, FencingToken, Holding, Intent, Lease, MutexName,
+    Operate, Prior, Simba, Tenure,
+};
+use simba_postgres::{Pooler, PostgresBackend};
+use simba_servers::Setup;
+use simba_tck::rounds;
+use tokio_postgres::Client;
+
+simba_tck::rows!(Store::shared());
+
+/// A handle straight at the server.
+async fn simba(store: &Store) -> Simba {
+    Simba::builder(Arc::new(store.backend().await) as Arc<dyn Backend>).lease(lease()).build()
+}
+
+fn contend(simba: &Simba, mutex: &MutexName) -> Contention {
+    let contention = simba.contend(mutex.clone());
+    contention.start().unwrap();
+    contention
+}
+
+async fn leads(contention: &Contention) -> Tenure {
+    soon("somebody leads", contention.acquired()).await.unwrap()
+}
+
+/// Checks for a while that a leader stays one.
+async fn stays(tenures: &[Tenure], length: Duration) {
+    let end = tokio::time::Instant::now() + length;
+    while tokio::time::Instant::now() < end {
+        for tenure in tenures {
+            assert_eq!(tenure.loss(), None, "broken: {} keeps its leader", tenure.mutex());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_the_store_is_survived() {
+    let private = Private::start(Setup::postgres()).await;
+    let case = simba_tck::cases().iter().find(|case| case.name == "a_restart_of_the_store_is_survived");
+    case.expect("the kit has the case").run(&private).await;
+}
+
+/// A crash of the server loses the queue and nothing else: its waiters come again, and tokens grow.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_of_the_server_keeps_holders_and_waiters() {
+    let private = Private::start(Setup::postgres()).await;
+    let (mutex, long) = (name("crash"), Lease::default());
+    let one = Simba::builder(Arc::new(private.store.backend().await) as Arc<dyn Backend>).lease(long).build();
+    let guard = soon("a lock", one.locker(mutex.clone()).lock()).await.unwrap();
+    let waiting = contend(&one, &mutex);
+    until("a waiter waits", || waiting.owner().is_owner(guard.tenure().contender())).await;
+    tokio::task::block_in_place(|| {
+        let mut server = private.server();
+        server.kill().unwrap();
+        server.restart().unwrap();
+    });
+    let deadline = guard.deadline();
+    until("a holder renews after a crash", || guard.deadline() > deadline).await;
+    let token = guard.token();
+    soon("a release", guard.release()).await.unwrap();
+    assert!(leads(&waiting).await.token() > token, "broken: tokens survive a crash");
+}
+
+/// Ends the connections for wake-ups, and tells how many there were.
+async fn cut_listeners(admin: &Client) -> i64 {
+    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+               WHERE usename = $1 AND query LIKE 'LISTEN%'";
+    admin.query_one(cut, &[&USER]).await.unwrap().get(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_20_a_lost_subscription_costs_a_poll_at_the_most() {
+    let private = Private::start(Setup::postgres()).await;
+    let admin = Arc::new(private.store.admin().await);
+    let short = lease().with_poll(Duration::from_millis(400)).unwrap();
+    let one =
+        Simba::builder(Arc::new(private.store.backend().await) as Arc<dyn Backend>).lease(short).build();
+    let two =
+        Simba::builder(Arc::new(private.store.backend().await) as Arc<dyn Backend>).lease(short).build();
+    let cutting = Arc::new(AtomicBool::new(true));
+    let (cutter, go_on) = (Arc::clone(&admin), Arc::clone(&cutting));
+    let cuts = tokio::spawn(async move {
+        let mut cuts = 0;
+        while go_on.load(Ordering::Relaxed) {
+            cuts += cut_listeners(&cutter).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        cuts
+    });
+    let mutex = name("row-20");
+    for _ in 0..rounds() {
+        let guard = soon("a lock", one.locker(mutex.clone()).lock()).await.unwrap();
+        let locker = two.locker(mutex.clone());
+        let waiting = tokio::spawn(async move { locker.lock().await });
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        guard.release().await.unwrap();
+        let limit = short.poll() + Duration::from_millis(900);
+        let next =
+            tokio::time::timeout(limit, waiting).await.expect("broken: the poll catches a lost wake-up");
+        next.unwrap().unwrap().release().await.unwrap();
+    }
+    cutting.store(false, Ordering::Relaxed);
+    assert!(cuts.await.unwrap() > 0, "the subscription was cut");
+    // With the subscription back, a wake-up comes again: the poll is too long to explain the hand-over.
+    let long = Lease::new(Duration::from_secs(30), Duration::from_secs(20)).unwrap();
+    let long = long.with_poll(Duration::from_secs(30)).unwrap();
+    let guard = soon("a lock", one.locker(mutex.clone()).with_lease(long).lock()).await.unwrap();
+    let waiting = two.contend(mutex.clone()).with_lease(long);
+    waiting.start().unwrap();
+    until("a waiter waits", || waiting.owner().is_owner(guard.tenure().contender())).await;
+    soon("a release", guard.release()).await.unwrap();
+    leads(&waiting).await;
+}
+
+/// A transaction that stands still with a row of ours locked.
+async fn freeze<'a>(admin: &'a mut Client, mutex: &MutexName) -> tokio_postgres::Transaction<'a> {
+    let transaction = admin.transaction().await.unwrap();
+    let lock = "SELECT FROM simba_mutex WHERE mutex = $1 FOR UPDATE";
+    assert_eq!(transaction.execute(lock, &[&mutex.as_str()]).await.unwrap(), 1);
+    transaction
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_37_a_stuck_transaction_costs_its_own_mutex_only() {
+    let store = Store::shared();
+    let simba = simba(&store).await;
+    let stuck = name("row-37-stuck");
+    let mutexes: Vec<_> = (0..50).map(|n| name(&format!("row-37-{n}"))).collect();
+    let all: Vec<_> = mutexes.iter().chain([&stuck]).map(|mutex| contend(&simba, mutex)).collect();
+    let mut tenures = Vec::new();
+    for contention in &all {
+        tenures.push(leads(contention).await);
+    }
+    let lost = tenures.pop().unwrap();
+    // Waiters for the stuck one on the same connection hold nobody up either.
+    let _waiting: Vec<_> = (0..5).map(|_| contend(&simba, &stuck)).collect();
+    let mut admin = store.admin().await;
+    let frozen = freeze(&mut admin, &stuck).await;
+    stays(&tenures, Duration::from_secs(2) * rounds()).await;
+    assert!(lost.loss().is_some(), "the mutex of the frozen row is lost");
+    assert!(all.iter().filter_map(Contention::last_error).any(|error| error.to_string().contains("locked")));
+    frozen.rollback().await.unwrap();
+    let leads_again = || all.last().unwrap().is_owner() || _waiting.iter().any(Contention::is_owner);
+    until("the stuck mutex is led again", leads_again).await;
+    stays(&tenures, Duration::from_millis(500)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_38_a_cold_start_gives_each_mutex_one_leader() {
+    let store = Store::shared();
+    let mut handles = Vec::new();
+    for _ in 0..5 {
+        handles.push(simba(&store).await);
+    }
+    for _ in 0..rounds() {
+        let mutexes: Vec<_> = (0..20).map(|n| name(&format!("row-38-{n}"))).collect();
+        let contend = |at: usize| contend(&handles[at % handles.len()], &mutexes[at % mutexes.len()]);
+        let contentions: Vec<_> = (0..50).map(contend).collect();
+        let led = |mutex: usize| (mutex..50).step_by(20).filter(|at| contentions[*at].is_owner()).count();
+        until("each mutex has a leader", || (0..20).all(|mutex| led(mutex) == 1)).await;
+        for contention in &contentions {
+            assert!(contention.last_error().is_none(), "broken: {:?}", contention.last_error());
+        }
+        for contention in &contentions {
+            contention.stop().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_39_rows_that_are_locked_for_a_while_cost_no_leader() {
+    let store = Store::shared();
+    let simba = simba(&store).await;
+    let mutex = name("row-39");
+    let (leader, mut admin) = (contend(&simba, &mutex), store.admin().await);
+    let tenure = leads(&leader).await;
+    for _ in 0..rounds() * 3 {
+        // Longer than a statement waits, shorter than the time from a renewal to its deadline.
+        let frozen = freeze(&mut admin, &mutex).await;
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        frozen.rollback().await.unwrap();
+        let deadline = tenure.deadline();
+        until("a leader renews", || tenure.deadline() > deadline).await;
+        stays(std::slice::from_ref(&tenure), Duration::from_millis(20)).await;
+    }
+}
+
+/// A statement that the server undoes to resolve a deadlock is sent again at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_39_a_deadlock_is_tried_again_at_once() {
+    // Whoever waits for this long looks for a deadlock, and gives way if there is one.
+    let private = Private::start(Setup::postgres().with_arg("-c").with_arg("deadlock_timeout=100ms")).await;
+    let config = private.store.config(private.store.address()).with_lock_timeout(Duration::from_secs(2));
+    let backend = PostgresBackend::connect(config).await.unwrap();
+    let mut admin = private.store.admin().await;
+    admin.batch_execute("SET deadlock_timeout = '10s'").await.unwrap();
+    let mutex = name("row-39");
+    for _ in 0..rounds() {
+        let (mut holder, mut waiter) = (open(&backend, &mutex).await, open(&backend, &mutex).await);
+        let token = take(&mut *holder).await;
+        assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+        holder.release(Holding::Under(token)).await.unwrap();
+        // It locks the waiter's place; the waiter locks the mutex and waits for its place; then it wants the mutex.
+        let transaction = admin.transaction().await.unwrap();
+        transaction.batch_execute("SELECT FROM simba_waiter FOR UPDATE").await.unwrap();
+        let (taken, wanted) = tokio::join!(soon("a deadlock ends", waiter.contend(Prior::Nothing)), async {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            let lock = "SELECT FROM simba_mutex WHERE mutex = $1 FOR UPDATE";
+            transaction.execute(lock, &[&mutex.as_str()]).await.unwrap();
+            transaction.commit().await
+        });
+        wanted.unwrap();
+        assert!(matches!(taken.unwrap(), Answer::Ours(_)), "broken: what the server undid is tried again");
+        waiter.release(Holding::Unknown).await.unwrap();
+    }
+    assert!(deadlocks(&admin).await >= i64::from(rounds()), "there were deadlocks");
+}
+
+async fn deadlocks(admin: &Client) -> i64 {
+    let count = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    let look = async {
+        loop {
+            // Statistics are told with a delay.
+            let seen: i64 = admin.query_one(count, &[]).await.unwrap().get(0);
+            if seen >= i64::from(rounds()) {
+                return seen;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    soon("deadlocks are counted", look).await
+}
+
+/// Where a role insists on repeatable reads and nothing of a session may be set, statements that met are undone
+/// by the server: they are sent again at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_39_statements_that_do_not_serialise_are_tried_again_at_once() {
+    let private = Private::start(Setup::postgres()).await;
+    let admin = private.store.admin().await;
+    let strict = format!("ALTER ROLE {USER} SET default_transaction_isolation = 'repeatable read'");
+    admin.batch_execute(&strict).await.unwrap();
+    let store = private.store.clone().with_keys("pooler=true");
+    let mutex = name("row-39");
+    let mut tasks = Vec::new();
+    for _ in 0..8 {
+        let backend: Arc<dyn Backend> = Arc::new(store.backend().await);
+        let short = lease().with_poll(Duration::from_millis(20)).unwrap();
+        let simba = Simba::builder(backend).lease(short).build();
+        let locker = simba.locker(mutex.clone());
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..rounds() * 3 {
+                locker.lock().await.unwrap().release().await.unwrap();
+            }
+            drop(simba);
+        }));
+    }
+    for task in tasks {
+        soon("everyone has its turns", task).await.unwrap();
+    }
+}
+
+async fn open(backend: &PostgresBackend, mutex: &MutexName) -> Box<dyn simba_core::Session> {
+    open_as(backend, mutex, Intent::Queue).await
+}
+
+async fn open_as(
+    backend: &PostgresBackend,
+    mutex: &MutexName,
+    intent: Intent,
+) -> Box<dyn simba_core::Session> {
+    let claim = Claim::new(mutex.clone(), ContenderId::generate(), Lease::default()).with_intent(intent);
+    backend.open(claim).await.unwrap()
+}
+
+async fn take(session: &mut dyn simba_core::Session) -> FencingToken {
+    match session.contend(Prior::Nothing).await.unwrap() {
+        Answer::Ours(ours) => ours.token.unwrap(),
+        other => panic!("a free mutex is not given: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_40_a_connection_that_is_ended_again_and_again_costs_no_leader() {
+    let private = Private::start(Setup::postgres()).await;
+    let (admin, mutex) = (private.store.admin().await, name("row-40"));
+    // As the matrix has it: a second to live, two hundred milliseconds between the ends.
+    let (one, two) = (simba(&private.store).await, simba(&private.store).await);
+    let contentions = [contend(&one, &mutex), contend(&two, &mutex)];
+    until("somebody leads", || contentions.iter().any(Contention::is_owner)).await;
+    let first = contentions.iter().find(|one| one.is_owner()).unwrap().tenure().unwrap().token();
+    let mut changes = 0;
+    let mut last = first;
+    for _ in 0..rounds() * 15 {
+        let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = $1";
+        admin.execute(end, &[&USER]).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let leaders: Vec<_> =
+            contentions.iter().filter_map(Contention::tenure).filter(Tenure::is_held).collect();
+        assert!(leaders.len() <= 1, "broken: two lead");
+        for leader in leaders {
+            assert!(leader.token() >= last, "broken: tokens grow");
+            changes += u32::from(leader.token() > last);
+            last = leader.token();
+        }
+    }
+    assert!(changes <= 1, "broken: there is one change of leader at the most, not {changes}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_41_an_application_that_uses_all_connections_up_costs_no_leader() {
+    let private = Private::start(Setup::postgres().with_arg("-c").with_arg("max_connections=20")).await;
+    let (simba, mutex) = (simba(&private.store).await, name("row-41"));
+    let leader = contend(&simba, &mutex);
+    let tenure = leads(&leader).await;
+    let waiter = contend(&simba, &mutex);
+    until("a waiter waits", || waiter.owner().is_owner(tenure.contender())).await;
+    let mut greedy = Vec::new();
+    loop {
+        match tokio_postgres::Config::new()
+            .host(private.store.address().ip().to_string())
+            .port(private.store.address().port())
+            .user("postgres")
+            .password("simba-admin")
+            .connect(tokio_postgres::NoTls)
+            .await
+        {
+            Ok((client, connection)) => {
+                tokio::spawn(connection);
+                greedy.push(client);
+            }
+            Err(_) => break,
+        }
+    }
+    assert!(greedy.len() > 10, "the application took what there was");
+    stays(&[tenure], Duration::from_secs(2) * rounds()).await;
+    let refused = PostgresBackend::connect(private.store.config(private.store.address())).await.unwrap_err();
+    assert!(refused.is_transient() && refused.to_string().contains("max_connections"), "{refused}");
+    soon("a stop", leader.stop()).await.unwrap();
+    leads(&waiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_42_the_hour_that_comes_twice_costs_no_leader() {
+    // Two seconds before the clocks of Los Angeles are set back, 2026-11-01 09:00 UTC.
+    let setup = faked(
+        Setup::postgres().with_arg("-c").with_arg("timezone=America/Los_Angeles"),
+        "2026-11-01 08:59:55",
+    );
+    let private = Private::start(setup.with_env("TZ", "UTC")).await;
+    let (simba, mutex, admin) = (simba(&private.store).await, name("row-42"), private.store.admin().await);
+    let leader = contend(&simba, &mutex);
+    let tenure = leads(&leader).await;
+    let _waiter = contend(&simba, &mutex);
+    let hour = "SELECT extract(timezone FROM clock_timestamp())::int";
+    let before: i32 = admin.query_one(hour, &[]).await.unwrap().get(0);
+    assert_eq!(before, -7 * 3600, "the test begins in summer time");
+    stays(&[tenure], Duration::from_secs(7)).await;
+    let after: i32 = admin.query_one(hour, &[]).await.unwrap().get(0);
+    assert_eq!(after, -8 * 3600, "the clocks were set back");
+}
+
+/// A server that believes it is another time.
+fn faked(setup: Setup, time: &str) -> Setup {
+    setup
+        .with_env("LD_PRELOAD", "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+        .with_env("FAKETIME", format!("@{time}"))
+        .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+}
+
+#[tokio::test]
+async fn row_43_a_step_of_the_server_s_clock_keeps_tokens_growing_and_is_told() {
+    let (heard, _guard) = common::hear_here();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let set = |offset: &str| std::fs::write(file.path(), offset).unwrap();
+    set("+0");
+    std::fs::set_permissions(file.path(), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let setup = Setup::postgres()
+        .with_env("LD_PRELOAD", "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+        .with_env("FAKETIME_TIMESTAMP_FILE", file.path())
+        .with_env("FAKETIME_NO_CACHE", "1")
+        .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    let private = Private::start(setup).await;
+    let store = private.store.clone().with_keys("ping=200ms");
+    let (one, two) = (simba(&store).await, simba(&store).await);
+    let mutex = name("row-43");
+    let mut last = FencingToken::new(0);
+    for (round, offset) in ["+1h", "+0", "-1h", "+0"].iter().cycle().take(rounds() as usize * 4).enumerate() {
+        // The clock was read at least once as it is.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let (guard, before) = (
+            soon("a lock", one.locker(mutex.clone()).lock()).await.unwrap(),
+            heard.count("clock of the server was set"),
+        );
+        assert!(guard.token() > last, "broken: tokens grow in round {round}");
+        last = guard.token();
+        set(offset);
+        let locker = two.locker(mutex.clone());
+        let told = || heard.count("clock of the server was set") > before;
+        until("a step of the server's clock is told", told).await;
+        // Whatever became of the holder, the next one gets it in a bounded time and under a greater token.
+        drop(guard);
+        let next = soon("the store recovers", locker.lock()).await.unwrap();
+        assert!(next.token() > last, "broken: tokens grow in round {round}");
+        last = next.token();
+        next.release().await.unwrap();
+    }
+}
+
+/// A holder that died before the clock was set back keeps others out for one lease more, not for an hour.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_43_a_dead_holder_of_before_a_step_back_is_succeeded() {
+    let store = Store::shared();
+    let (backend, mutex) = (store.backend().await, name("row-43-dead"));
+    let mut dead = open(&backend, &mutex).await;
+    let token = take(&mut *dead).await;
+    let admin = store.admin().await;
+    // The same as a step of the clock: all that was written lies an hour ahead.
+    let step = "UPDATE simba_mutex SET acquired_at = acquired_at + interval '1h', \
+                renewed_at = renewed_at + interval '1h', ttl_at = renewed_at + interval '1h 600ms', \
+                until = renewed_at + interval '1h 1s' WHERE mutex = $1";
+    admin.execute(step, &[&mutex.as_str()]).await.unwrap();
+    let next = simba(&store).await;
+    let guard = soon("a dead holder is succeeded", next.locker(mutex).lock()).await.unwrap();
+    assert!(guard.token() > token);
+}
+
+/// The client's time of day decides nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_45_jumps_of_the_client_s_wall_clock_cost_no_leader() {
+    #[derive(Debug)]
+    struct Jumping(simba_core::SystemClock);
+    impl simba_core::Clock for Jumping {
+        fn now(&self) -> simba_core::Moment {
+            self.0.now()
+        }
+        fn sleep_until(&self, at: simba_core::Moment) -> simba_core::clock::Sleep {
+            self.0.sleep_until(at)
+        }
+        fn wall(&self) -> std::time::SystemTime {
+            let jump = Duration::from_secs(fastrand::u64(0..7200));
+            self.0.wall() + jump - Duration::from_secs(3600)
+        }
+    }
+    let store = Store::shared();
+    store.set_up().await;
+    let clock = Arc::new(Jumping(simba_core::SystemClock));
+    let backend = PostgresBackend::connect_with_clock(store.config(store.address()), clock).await.unwrap();
+    let backend: Arc<dyn Backend> = Arc::new(backend);
+    let simba =
+        Simba::builder(Arc::clone(&backend)).clock(Jumping(simba_core::SystemClock)).lease(lease()).build();
+    let mutex = name("row-45");
+    let leader = contend(&simba, &mutex);
+    let tenure = leads(&leader).await;
+    let _waiter = contend(&simba, &mutex);
+    stays(&[tenure], Duration::from_secs(1) * rounds()).await;
+}
+
+/// A token that cannot grow any more is an error that says so, and no token that goes back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_at_its_end_is_told() {
+    let store = Store::shared();
+    let (backend, mutex, admin) = (store.backend().await, name("end"), store.admin().await);
+    let mut session = open(&backend, &mutex).await;
+    let token = take(&mut *session).await;
+    session.release(Holding::Under(token)).await.unwrap();
+    let end = "UPDATE simba_mutex SET token = 9223372036854775807 WHERE mutex = $1";
+    admin.execute(end, &[&mutex.as_str()]).await.unwrap();
+    let error = session.contend(Prior::Nothing).await.unwrap_err();
+    assert_eq!(error.kind(), simba_core::ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("at its end"), "{error}");
+}
+
+/// The pooler in front of the shared server.
+fn pooled() -> Store {
+    Store::at(&simba_servers::shared("SIMBA_TCK_PGBOUNCER"))
+}
+
+async fn behind_the_pooler(pooler: Pooler) -> PostgresBackend {
+    Store::shared().set_up().await;
+    PostgresBackend::connect(pooled().owner_config().with_pooler(pooler)).await.unwrap()
+}
+
+#[tokio::test]
+async fn row_54_behind_a_transaction_pooler_waiters_poll_and_it_is_told() {
+    let (heard, _guard) = common::hear_here();
+    let short = lease().with_poll(Duration::from_millis(300)).unwrap();
+    let backends = [behind_the_pooler(Pooler::Auto).await, behind_the_pooler(Pooler::Auto).await];
+    for backend in &backends {
+        let look = async {
+            loop {
+                let findings = backend.probe().await.unwrap().findings;
+                if findings.iter().any(|finding| finding.problem.contains("pooler")) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        soon("a probe finds the pooler", look).await;
+    }
+    assert_eq!(heard.count("a transaction pooler stands in front"), 2, "each handle tells it once");
+    let [one, two] =
+        backends.map(|one| Simba::builder(Arc::new(one) as Arc<dyn Backend>).lease(short).build());
+    let mutex = name("row-54");
+    for _ in 0..rounds() * 3 {
+        let guard = soon("a lock", one.locker(mutex.clone()).lock()).await.unwrap();
+        let waiting = contend(&two, &mutex);
+        until("a waiter waits", || waiting.owner().is_owner(guard.tenure().contender())).await;
+        guard.release().await.unwrap();
+        let limit = short.poll() + Duration::from_millis(900);
+        let next = tokio::time::timeout(limit, waiting.acquired()).await;
+        next.expect("broken: a poll takes over what no wake-up tells").unwrap();
+        waiting.stop().await.unwrap();
+    }
+}
+
+/// Many clients share a few server processes: no statement of one is ever another's.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_54_nothing_of_a_session_is_assumed_behind_a_pooler() {
+    let mut tasks = Vec::new();
+    let (mutex, counter) = (name("row-54"), Arc::new(std::sync::atomic::AtomicU32::new(0)));
+    for at in 0..6 {
+        // Some are told, some find out while they work.
+        let pooler = if at % 2 == 0 { Pooler::Yes } else { Pooler::Auto };
+        let backend: Arc<dyn Backend> = Arc::new(behind_the_pooler(pooler).await);
+        let short = lease().with_poll(Duration::from_millis(50)).unwrap();
+        let simba = Simba::builder(backend).lease(short).build();
+        let (locker, counter) = (simba.locker(mutex.clone()), Arc::clone(&counter));
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..rounds() * 3 {
+                let guard = locker.lock().await.unwrap();
+                let before = counter.load(Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                counter.store(before + 1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            }
+            drop(simba);
+        }));
+    }
+    for task in tasks {
+        tokio::time::timeout(Duration::from_secs(60), task).await.expect("everyone has its turns").unwrap();
+    }
+    assert_eq!(counter.load(Ordering::SeqCst), 6 * rounds() * 3, "broken: a counter loses no step");
+}
+
+/// What the kit says of sessions, behind the pooler.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_54_the_kit_holds_behind_a_pooler() {
+    struct Pooled;
+    #[simba_tck::async_trait]
+    impl simba_tck::Fixture for Pooled {
+        async fn connect(&self) -> simba_tck::Connection {
+            Store::shared().set_up().await;
+            let pooled = pooled();
+            let proxy = Arc::new(simba_tck::FaultProxy::start(pooled.address()).await.unwrap());
+            let (user, address) = (pooled.admin.user().unwrap().to_owned(), proxy.address());
+            let url = format!("postgres://{user}@{address}/postgres?schema={}&pooler=true", common::SCHEMA);
+            let config = simba_postgres::PostgresConfig::from_url(&url.parse().unwrap()).unwrap();
+            simba_tck::Connection::new(PostgresBackend::connect(config).await.unwrap(), proxy)
+        }
+
+        fn profile(&self) -> simba_tck::Profile {
+            simba_tck::Profile::default().with_push(false)
+        }
+    }
+    let groups = ["session", "exclusion", "tokens", "handover", "faults", "operate"];
+    let cases = simba_tck::cases().iter().filter(|case| groups.contains(&case.group));
+    for case in cases {
+        let ended = tokio::time::timeout(simba_tck::CASE_LIMIT, case.run(&Pooled)).await;
+        assert!(ended.is_ok(), "the case hangs: {case:?}");
+    }
+}
