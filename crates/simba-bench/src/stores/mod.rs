@@ -1,6 +1,7 @@
 //! The stores that are measured, one file each.
 
 mod memory;
+mod mysql;
 mod postgres;
 mod sqlite;
 
@@ -10,7 +11,7 @@ use simba_core::ConnectUrl;
 use crate::target::Target;
 
 /// All of them, in the order of the report.
-pub(crate) const STORES: &[&dyn Target] = &[&memory::Memory, &sqlite::Sqlite, &postgres::Postgres];
+pub(crate) const STORES: &[&dyn Target] = &[&memory::Memory, &sqlite::Sqlite, &postgres::Postgres, &mysql::MySql];
 
 /// The store of this name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Target> {

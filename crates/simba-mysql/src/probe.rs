@@ -1,0 +1,198 @@
+//! What endangers mutexes on this server, and what to do about it.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use mysql_async::Value;
+use simba_core::operate::{Finding, Probe};
+use simba_core::{ErrorKind, Result};
+
+use crate::error::Fault;
+use crate::link::Link;
+use crate::shape::Shape;
+use crate::site::Site;
+
+const LIMIT: Duration = Duration::from_secs(5);
+/// The offset of two clocks that a person should know of.
+const OFFSET: Duration = Duration::from_secs(1);
+/// The greatest version that JVM peers can read.
+const JVM_MAX: u64 = (1 << 31) - 1;
+
+const SERVER: &str = "SELECT CONCAT(@@version_comment, ' ', @@version), @@global.time_zone, @@system_time_zone, \
+    CAST(@@global.read_only AS UNSIGNED), CAST(@@global.innodb_flush_log_at_trx_commit AS UNSIGNED), \
+    CAST(@@global.log_bin AS UNSIGNED), @@global.binlog_format, \
+    CAST(UNIX_TIMESTAMP(CURRENT_TIMESTAMP(3)) * 1000 AS UNSIGNED)";
+type Server = (String, String, String, u64, u64, u64, String, u64);
+
+const ENGINE: &str = "SELECT COALESCE(engine, '') FROM information_schema.tables \
+    WHERE table_schema = DATABASE() AND table_name = ?";
+
+/// Asks the server for a sign of life and for what endangers mutexes on it.
+pub(crate) async fn probe(link: &mut Link, site: &Site) -> Result<Probe> {
+    let mut probe = Probe::default();
+    let before = site.clock.now();
+    link.command(LIMIT, "SELECT 1").await.map_err(Fault::into_error)?;
+    probe.round_trip = site.clock.now() - before;
+    let wall = site.clock.wall();
+    let servers: Vec<Server> = link.query(LIMIT, SERVER, Vec::new()).await.map_err(Fault::into_error)?;
+    if let Some(server) = servers.into_iter().next() {
+        let ours = wall.duration_since(UNIX_EPOCH).unwrap_or_default();
+        probe.findings.extend(of_server(&server, ours));
+        probe.server = server.0;
+    }
+    if site.config.is_exposed() {
+        let problem = "the connection is not encrypted and leaves this machine";
+        probe.findings.push(Finding::new(problem, "add ssl-mode=VERIFY_IDENTITY to the URL"));
+    }
+    probe.findings.extend(of_table(link, site).await?);
+    Ok(probe)
+}
+
+fn of_server(server: &Server, wall: Duration) -> Vec<Finding> {
+    let (_, zone, system, read_only, flush, log_bin, binlog, now) = server;
+    let mut findings = Vec::new();
+    let mut find = |problem: String, cure: &str| findings.push(Finding::new(problem, cure));
+    let zone = if zone == "SYSTEM" { system } else { zone };
+    if !matches!(zone.as_str(), "+00:00" | "UTC" | "GMT" | "Etc/UTC") {
+        find(
+            format!(
+                "the server's time zone is {zone}: JVM peers count leases in it, an hour wrong when clocks are set back"
+            ),
+            "give JVM peers sessionVariables=time_zone='+00:00' in their JDBC URL, or run the server in UTC",
+        );
+    }
+    if *read_only != 0 {
+        find(
+            "the server is read-only: no mutex can be taken".to_owned(),
+            "name the primary, or turn read_only off",
+        );
+    }
+    if *flush != 1 {
+        find(
+            format!(
+                "innodb_flush_log_at_trx_commit is {flush}: a power cut can lose acknowledged writes, and tokens with them"
+            ),
+            "set it to 1",
+        );
+    }
+    if *log_bin != 0 && binlog == "STATEMENT" {
+        find(
+            "binlog_format is STATEMENT: the server refuses our writes".to_owned(),
+            "set it to ROW or MIXED",
+        );
+    }
+    let offset = wall.abs_diff(Duration::from_millis(*now));
+    if offset > OFFSET {
+        find(
+            format!(
+                "the server's clock and ours differ by {offset:?}: leases do not mind, but steps of it do"
+            ),
+            "keep both in step by NTP, slewing instead of stepping",
+        );
+    }
+    findings
+}
+
+async fn of_table(link: &mut Link, site: &Site) -> Result<Vec<Finding>> {
+    let table = site.statements.table();
+    let shape = match Shape::read(link, site).await {
+        Ok(shape) => shape,
+        Err(error) if matches!(error.kind(), ErrorKind::Config | ErrorKind::Denied) => {
+            return Ok(vec![Finding::new(
+                error.to_string(),
+                "run `simba schema --apply`, or mend the grants",
+            )]);
+        }
+        Err(error) => return Err(error),
+    };
+    let mut findings = Vec::new();
+    let engines: Vec<(String,)> =
+        link.query(LIMIT, ENGINE, vec![Value::from(table.as_str())]).await.map_err(Fault::into_error)?;
+    if let Some((engine,)) =
+        engines.into_iter().next().filter(|(engine,)| !engine.eq_ignore_ascii_case("innodb"))
+    {
+        findings.push(Finding::new(
+            format!("{table} is kept by {engine}: its writes neither survive a crash nor lock rows"),
+            format!("ALTER TABLE {table} ENGINE = InnoDB"),
+        ));
+    }
+    for (right, text) in [
+        ("UPDATE", format!("UPDATE {table} SET version = version + 1 WHERE mutex = '' AND 1 = 0")),
+        ("INSERT", format!("INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0")),
+    ] {
+        link.ready().await?;
+        match link.command(LIMIT, &text).await.map_err(Fault::into_error) {
+            Err(error) if error.kind() == ErrorKind::Denied => findings.push(Finding::new(
+                format!("the user lacks {right} on {table}"),
+                format!("GRANT SELECT, INSERT, UPDATE ON {table} TO it"),
+            )),
+            _ => {}
+        }
+    }
+    link.ready().await?;
+    findings.extend(of_versions(link, site, &shape).await?);
+    Ok(findings)
+}
+
+async fn of_versions(link: &mut Link, site: &Site, shape: &Shape) -> Result<Option<Finding>> {
+    let table = site.statements.table();
+    let text = format!("SELECT CAST(COALESCE(MAX(version), 0) AS UNSIGNED) FROM {table}");
+    let greatest: Vec<(u64,)> = link.query(LIMIT, &text, Vec::new()).await.map_err(Fault::into_error)?;
+    let greatest = greatest.first().map_or(0, |(greatest,)| *greatest);
+    Ok(near_the_end(greatest, shape.max_version).map(|(limit, whom)| {
+        Finding::new(
+            format!("the greatest version is {greatest}, and {whom} at {limit}"),
+            format!("ALTER TABLE {table} MODIFY version BIGINT UNSIGNED NOT NULL, and leave JVM peers behind by then"),
+        )
+    }))
+}
+
+/// Which end a version is near to, and whose.
+fn near_the_end(version: u64, max: u64) -> Option<(u64, &'static str)> {
+    let near = |limit: u64| version > limit - limit / 10;
+    [(max, "its column ends"), (JVM_MAX, "JVM peers cannot read on")]
+        .into_iter()
+        .find(|(limit, _)| near(*limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server() -> Server {
+        ("x".into(), "+00:00".into(), "UTC".into(), 0, 1, 0, "MIXED".into(), 1_000_000)
+    }
+
+    fn problems(change: impl FnOnce(&mut Server)) -> Vec<String> {
+        let mut server = server();
+        change(&mut server);
+        of_server(&server, Duration::from_secs(1_000)).into_iter().map(|finding| finding.problem).collect()
+    }
+
+    #[test]
+    fn a_server_in_order_gives_no_finding() {
+        assert_eq!(problems(|_| {}), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_danger_is_found() {
+        let found = [
+            (problems(|server| server.1 = "America/Los_Angeles".into()), "time zone"),
+            (problems(|server| (server.1, server.2) = ("SYSTEM".into(), "PST".into())), "PST"),
+            (problems(|server| server.3 = 1), "read-only"),
+            (problems(|server| server.4 = 2), "power cut"),
+            (problems(|server| (server.5, server.6) = (1, "STATEMENT".into())), "STATEMENT"),
+            (problems(|server| server.7 = 5_000_000), "differ"),
+        ];
+        for (problems, word) in found {
+            assert!(problems.len() == 1 && problems[0].contains(word), "{word}: {problems:?}");
+        }
+    }
+
+    #[test]
+    fn a_version_near_an_end_is_told() {
+        let int = u64::from(u32::MAX);
+        assert_eq!(near_the_end(1_000, int), None);
+        assert_eq!(near_the_end(JVM_MAX - 5, int).unwrap().0, JVM_MAX);
+        assert_eq!(near_the_end(int - 5, int).unwrap().0, int);
+    }
+}

@@ -1,0 +1,291 @@
+//! One connection's calls, in order: a session's calls all go to the same worker, so a call that was dropped
+//! runs to its end there before the next one begins.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use simba_core::{Answer, Error, Holding, Lease, Moment, Ownership, Prior, Result, within};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::call::{Call, Party};
+use crate::error::{Fault, closed};
+use crate::link::{Link, Purpose};
+use crate::site::Site;
+
+/// The most calls that are taken up at once; the rest wait for the next turn.
+const TURN: usize = 512;
+/// A connection that was idle for so long is asked whether it lives.
+const IDLE: Duration = Duration::from_secs(15);
+/// While something is held it is asked more often, but not more often than this: a connection that broke is made
+/// anew before the next renewal needs it. On a slow network a renewal would wait for the answer.
+const ALERT: Duration = Duration::from_millis(200);
+const PING: Duration = Duration::from_secs(1);
+/// How often one call is tried again at once, after a lost connection and after a locked row.
+const LOST_TRIES: u32 = 2;
+const LOCKED_TRIES: u32 = 1;
+
+/// A call that waits for its turn.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) party: Arc<Party>,
+    pub(crate) request: Request,
+    _load: Load,
+}
+
+/// The way to a worker.
+#[derive(Clone, Debug)]
+pub(crate) struct Way {
+    queue: mpsc::UnboundedSender<Job>,
+    load: Arc<AtomicUsize>,
+}
+
+/// Counts a call for as long as it waits or is under way.
+#[derive(Debug)]
+struct Load(Arc<AtomicUsize>);
+
+impl Way {
+    /// Queues a call. It is carried out whether or not its reply is waited for.
+    ///
+    /// # Errors
+    ///
+    /// The worker is gone.
+    pub(crate) fn send(&self, party: Arc<Party>, request: Request) -> Result<()> {
+        self.load.fetch_add(1, Ordering::Relaxed);
+        let job = Job { party, request, _load: Load(Arc::clone(&self.load)) };
+        self.queue.send(job).map_err(|_| closed())
+    }
+
+    /// How many calls wait or are under way there.
+    pub(crate) fn load(&self) -> usize {
+        self.load.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What a session asks for, and where the reply goes.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Contend { prior: Prior, offer: Option<u64>, reply: oneshot::Sender<Result<Answer>> },
+    Inspect { reply: oneshot::Sender<Result<Option<Ownership>>> },
+    Release { holding: Holding, reply: oneshot::Sender<Result<()>> },
+}
+
+impl Job {
+    /// Whether nobody waits for it any more and it need not be done either.
+    fn is_moot(&self) -> bool {
+        match &self.request {
+            Request::Contend { reply, .. } => reply.is_closed(),
+            Request::Inspect { reply } => reply.is_closed(),
+            // What is to be freed is freed, whoever waits.
+            Request::Release { .. } => false,
+        }
+    }
+
+    pub(crate) fn fail(self, error: Error) {
+        match self.request {
+            Request::Contend { reply, .. } => drop(reply.send(Err(error))),
+            Request::Inspect { reply } => drop(reply.send(Err(error))),
+            Request::Release { reply, .. } => drop(reply.send(Err(error))),
+        }
+    }
+
+    /// The version to renew by, if it is a renewal that can share a statement with others.
+    pub(crate) fn shared_renewal(&self) -> Option<u64> {
+        match &self.request {
+            Request::Contend { prior: Prior::Held, .. } => self.party.standing().seen_for_sure(),
+            _ => None,
+        }
+    }
+}
+
+/// Owns a connection and the queue in front of it.
+pub(crate) struct Worker {
+    pub(crate) site: Arc<Site>,
+    pub(crate) link: Link,
+    queue: mpsc::UnboundedReceiver<Job>,
+    /// Until when something is held through this connection, for all that it knows.
+    held_until: Moment,
+}
+
+impl Worker {
+    /// A worker and the way to it. It connects when it runs.
+    pub(crate) fn new(site: Arc<Site>) -> (Self, Way) {
+        let (sender, queue) = mpsc::unbounded_channel();
+        let link = Link::new(Arc::clone(&site), Purpose::Calls);
+        let way = Way { queue: sender, load: Arc::default() };
+        (Self { site, link, queue, held_until: Moment::ZERO }, way)
+    }
+
+    /// Connects ahead of the first call.
+    ///
+    /// # Errors
+    ///
+    /// There is no connection, and why.
+    pub(crate) async fn connect(&mut self) -> Result<()> {
+        self.link.ready().await?;
+        self.link.warm_up().await;
+        Ok(())
+    }
+
+    /// Serves calls until every session and the backend are gone.
+    pub(crate) async fn run(mut self) {
+        while let Some(first) = self.next().await {
+            let mut jobs = vec![first];
+            let ready = std::iter::from_fn(|| self.queue.try_recv().ok());
+            jobs.extend(ready.take(TURN - 1));
+            jobs.retain(|job| !job.is_moot());
+            self.turn(jobs).await;
+            if self.queue.is_empty() {
+                self.link.prepare_next().await;
+            }
+        }
+    }
+
+    /// The next call; meanwhile an idle connection is kept alive.
+    async fn next(&mut self) -> Option<Job> {
+        loop {
+            let site = Arc::clone(&self.site);
+            let alert = site.clock.now() < self.held_until && !self.link.is_slow();
+            let idle = if alert { site.shortest().max(ALERT) } else { IDLE };
+            match within(&*site.clock, idle, self.queue.recv()).await {
+                Some(job) => return job,
+                None => self.link.ping(PING).await,
+            }
+        }
+    }
+
+    /// Something is held by this lease from now on.
+    pub(crate) fn hold(&mut self, lease: &Lease) {
+        self.held_until = self.held_until.max(self.site.clock.now() + lease.total());
+    }
+
+    async fn turn(&mut self, jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
+        if let Err(error) = self.link.ready().await {
+            // Whatever queued up behind the try waited for the same connection.
+            jobs.into_iter().for_each(|job| job.fail(error.clone()));
+            while let Ok(job) = self.queue.try_recv() {
+                job.fail(error.clone());
+            }
+            return;
+        }
+        let (together, alone) = split(jobs);
+        self.renew_all(together).await;
+        for job in alone {
+            self.serve(job).await;
+        }
+    }
+
+    /// Carries one call out.
+    pub(crate) async fn serve(&mut self, job: Job) {
+        if job.is_moot() {
+            return;
+        }
+        let Job { party, request, _load } = job;
+        match request {
+            Request::Contend { prior, offer, reply } => {
+                let answer = self.contend(&party, prior, offer, &reply).await;
+                if let Ok(Answer::Ours(_)) = &answer {
+                    self.hold(&party.claim.lease);
+                }
+                drop(reply.send(answer));
+            }
+            Request::Inspect { reply } => {
+                let seen = self.inspect(&party).await;
+                drop(reply.send(seen));
+            }
+            Request::Release { holding, reply } => {
+                let released = self.release(&party, holding).await;
+                drop(reply.send(released));
+            }
+        }
+    }
+
+    async fn contend(
+        &mut self,
+        party: &Party,
+        prior: Prior,
+        offer: Option<u64>,
+        reply: &oneshot::Sender<Result<Answer>>,
+    ) -> Result<Answer> {
+        let (mut tries, mut doubt) = (Tries::default(), false);
+        loop {
+            let mut call = Call { site: &self.site, link: &mut self.link, party, doubt: &mut doubt };
+            let outcome = call.contend(prior, offer).await;
+            if let Err(Fault::Locked(_) | Fault::Overdue(_) | Fault::Late(_)) = &outcome {
+                party.standing().suspect = true;
+            }
+            let fault = match outcome {
+                Ok(answer) => return Ok(answer),
+                // Nobody waits for another try; who asks next may have less time.
+                Err(fault) if reply.is_closed() => return Err(fault.into_error()),
+                Err(fault) => fault,
+            };
+            self.recover(&mut tries, fault).await?;
+        }
+    }
+
+    async fn inspect(&mut self, party: &Party) -> Result<Option<Ownership>> {
+        let mut tries = Tries::default();
+        loop {
+            let mut call = Call { site: &self.site, link: &mut self.link, party, doubt: &mut false };
+            let fault = match call.inspect().await {
+                Ok(seen) => return Ok(seen),
+                Err(fault) => fault,
+            };
+            self.recover(&mut tries, fault).await?;
+        }
+    }
+
+    async fn release(&mut self, party: &Party, holding: Holding) -> Result<()> {
+        let mut tries = Tries::default();
+        loop {
+            let mut call = Call { site: &self.site, link: &mut self.link, party, doubt: &mut false };
+            let fault = match call.release(holding).await {
+                Ok(()) => return Ok(()),
+                Err(fault) => fault,
+            };
+            self.recover(&mut tries, fault).await?;
+        }
+    }
+
+    /// Makes way for another try at once, or gives the error back.
+    async fn recover(&mut self, tries: &mut Tries, fault: Fault) -> Result<()> {
+        match fault {
+            Fault::Lost(_) if tries.lost < LOST_TRIES => {
+                tries.lost += 1;
+                self.link.ready().await.map(drop)
+            }
+            Fault::Locked(_) if tries.locked < LOCKED_TRIES => {
+                tries.locked += 1;
+                Ok(())
+            }
+            fault => Err(fault.into_error()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tries {
+    lost: u32,
+    locked: u32,
+}
+
+/// Renewals that can share statements, and the rest in order. A session's later call never goes before an
+/// earlier one, and one statement never renews a mutex twice.
+fn split(jobs: Vec<Job>) -> (Vec<Job>, Vec<Job>) {
+    let mut mutexes = HashSet::new();
+    jobs.into_iter().partition(|job| {
+        let first = mutexes.insert(job.party.claim.mutex.clone());
+        first && job.shared_renewal().is_some()
+    })
+}

@@ -1,0 +1,215 @@
+//! What is wrong with a server, a schema or a right is told with its cause and its cure.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mysql_async::prelude::Queryable;
+use simba_core::{Backend, Error, ErrorKind, Simba};
+use simba_mysql::{MySqlBackend, MySqlConfig};
+use simba_servers::Setup;
+
+async fn connect(url: &str) -> Result<MySqlBackend, Error> {
+    MySqlBackend::connect(MySqlConfig::from_url(&url.parse().unwrap()).unwrap()).await
+}
+
+fn assert_told(error: &Error, kind: ErrorKind, cure: &str) {
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(error.to_string().contains(cure), "{error}");
+    assert_eq!(error.backend(), Some("mysql"), "{error}");
+}
+
+/// The error of the first lock.
+async fn first_lock(url: &str) -> Error {
+    let simba = Simba::builder(Arc::new(connect(url).await.unwrap())).build();
+    simba.locker(common::name("bad")).lock().await.err().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_not_there_is_unavailable() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = connect(&common::least_url(nobody)).await.err().unwrap();
+    assert_told(&error, ErrorKind::Unavailable, "connection");
+    // Somebody who accepts and says nothing.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("{}?connect-timeout=200ms", common::least_url(silent.local_addr().unwrap()));
+    assert_told(&connect(&url).await.err().unwrap(), ErrorKind::Unavailable, "200ms");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_another_kind_is_no_mysql() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            use tokio::io::AsyncWriteExt;
+            let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    });
+    let error = connect(&common::least_url(address)).await.err().unwrap();
+    assert!(
+        matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Unavailable | ErrorKind::Config),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_password_is_denied() {
+    let address = common::shared().await;
+    let url = format!("mysql://{}:wrong@{address}/simba", common::USER);
+    assert_told(&connect(&url).await.err().unwrap(), ErrorKind::Denied, "password");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_database_is_told() {
+    let url = common::admin_url().replace("/simba", "/no_such_database");
+    assert_told(&connect(&url).await.err().unwrap(), ErrorKind::Config, "create it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_table_is_told_and_can_be_made() {
+    let table = format!("made_{}", std::process::id());
+    let url = format!("{}?table={table}", common::admin_url());
+    let error = first_lock(&url).await;
+    assert_told(&error, ErrorKind::Config, "simba schema --apply");
+    // The same handle works on once the schema is there.
+    let backend: Arc<dyn Backend> = Arc::new(connect(&url).await.unwrap());
+    let simba = Simba::builder(Arc::clone(&backend)).build();
+    assert!(simba.locker(common::name("bad")).lock().await.is_err());
+    let operate = backend.operate().unwrap();
+    assert!(operate.schema().unwrap().contains(&format!("`{table}`")));
+    for _ in 0..2 {
+        operate.apply_schema().await.unwrap();
+    }
+    simba.locker(common::name("bad")).lock().await.unwrap().release().await.unwrap();
+    common::admin(&common::admin_url()).await.query_drop(format!("DROP TABLE {table}")).await.unwrap();
+}
+
+/// Makes a table by this statement and gives its URL for the user with the least rights.
+async fn with_table(table: &str, create: &str, rights: &str) -> String {
+    let address = common::shared().await;
+    let mut admin = common::admin(&common::admin_url()).await;
+    for statement in [
+        format!("DROP TABLE IF EXISTS {table}"),
+        format!("CREATE TABLE {table} {create}"),
+        format!("GRANT {rights} ON simba.{table} TO '{}'@'%'", common::USER),
+    ] {
+        admin.query_drop(statement).await.unwrap();
+    }
+    format!("{}?table={table}", common::least_url(address))
+}
+
+const SEEDS: &str = "(mutex VARCHAR(66) NOT NULL PRIMARY KEY COMMENT 'mutex name', acquired_at BIGINT UNSIGNED NOT NULL, \
+    ttl_at BIGINT UNSIGNED NOT NULL, transition_at BIGINT UNSIGNED NOT NULL, owner_id CHAR(32) NOT NULL, \
+    version INT UNSIGNED NOT NULL)";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_table_of_the_seeds_works_as_it_is() {
+    let url = with_table("of_the_seeds", SEEDS, "SELECT, INSERT, UPDATE").await;
+    let simba = Simba::builder(Arc::new(connect(&url).await.unwrap())).build();
+    let mutex = common::name("seeds");
+    let first = simba.locker(mutex.clone()).lock().await.unwrap();
+    assert!(simba.locker(mutex.clone()).try_lock().await.unwrap().is_none());
+    let token = first.token();
+    first.release().await.unwrap();
+    assert!(simba.locker(mutex).lock().await.unwrap().token() > token);
+    simba.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_column_is_told() {
+    let url = with_table("no_version", &SEEDS.replace("version", "versions"), "SELECT, INSERT, UPDATE").await;
+    assert_told(&first_lock(&url).await, ErrorKind::Config, "lacks a column");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_of_another_shape_is_told() {
+    for (table, create) in [
+        ("other_shape_a", SEEDS.replace("CHAR(32)", "DATETIME")),
+        ("other_shape_b", SEEDS.replace("INT UNSIGNED NOT NULL)", "VARCHAR(9) NOT NULL)")),
+        ("other_shape_c", SEEDS.replace("PRIMARY KEY", "")),
+    ] {
+        let url = with_table(table, &create, "SELECT, INSERT, UPDATE").await;
+        assert_told(&first_lock(&url).await, ErrorKind::Config, "name another with `table`");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_right_is_told() {
+    let mut admin = common::admin(&common::admin_url()).await;
+    for (table, rights) in
+        [("no_insert", "SELECT, UPDATE"), ("no_update", "SELECT, INSERT"), ("no_select", "INSERT, UPDATE")]
+    {
+        let _ = admin.query_drop(format!("REVOKE ALL ON simba.{table} FROM '{}'@'%'", common::USER)).await;
+        let url = with_table(table, SEEDS, rights).await;
+        assert_told(&first_lock(&url).await, ErrorKind::Denied, "GRANT SELECT, INSERT, UPDATE");
+    }
+    let error = {
+        let url = format!("{}?table=nothing_at_all", common::least_url(common::shared().await));
+        let backend = connect(&url).await.unwrap();
+        backend.operate().unwrap().apply_schema().await.unwrap_err()
+    };
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_only_server_is_told() {
+    let server = common::private(Setup::mariadb()).await;
+    let mut admin = common::admin(&server.url()).await;
+    admin.query_drop("SET GLOBAL read_only = 1").await.unwrap();
+    let url = common::least_url(server.address());
+    assert_told(&first_lock(&url).await, ErrorKind::Config, "primary");
+    let probe = connect(&url).await.unwrap().operate().unwrap().probe().await.unwrap();
+    assert!(probe.findings.iter().any(|finding| finding.problem.contains("read-only")), "{probe:?}");
+    // It works on once the server does.
+    let simba = Simba::builder(Arc::new(connect(&url).await.unwrap())).build();
+    admin.query_drop("SET GLOBAL read_only = 0").await.unwrap();
+    simba.locker(common::name("bad")).lock().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_finds_what_endangers_locks() {
+    let myisam = format!("{SEEDS} ENGINE = MyISAM");
+    let url = with_table("not_innodb", &myisam, "SELECT, INSERT").await;
+    let probe = connect(&url).await.unwrap().operate().unwrap().probe().await.unwrap();
+    let problems: Vec<_> = probe.findings.iter().map(|finding| finding.problem.as_str()).collect();
+    for word in ["MyISAM", "lacks UPDATE"] {
+        assert!(problems.iter().any(|problem| problem.contains(word)), "{word}: {problems:?}");
+    }
+    let zone = common::address_of(&simba_servers::shared("SIMBA_TCK_MYSQL_ZONE"));
+    common::furnish(&simba_servers::shared("SIMBA_TCK_MYSQL_ZONE")).await;
+    let probe = connect(&common::least_url(zone)).await.unwrap().operate().unwrap().probe().await.unwrap();
+    assert!(
+        probe.findings.iter().any(|finding| finding.problem.contains("America/Los_Angeles")),
+        "{probe:?}"
+    );
+    assert!(probe.server.contains("MariaDB"), "{probe:?}");
+}
+
+/// Row 65: the user of all these tests has three rights on one table, and no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_65_three_rights_on_one_table_are_enough() {
+    let server = common::private(Setup::mariadb()).await;
+    let mut admin = common::admin(&server.url()).await;
+    let grants: Vec<String> = admin.query(format!("SHOW GRANTS FOR '{}'@'%'", common::USER)).await.unwrap();
+    let grants: Vec<_> = grants.iter().filter(|grant| !grant.starts_with("GRANT USAGE")).collect();
+    assert_eq!(
+        grants,
+        [&format!("GRANT SELECT, INSERT, UPDATE ON `simba`.`simba_mutex` TO `{}`@`%`", common::USER)]
+    );
+    let fixture = common::MySql::at(server.address());
+    for name in [
+        "multi_contend",
+        "a_counter_loses_no_step",
+        "an_eviction_heeds_its_condition",
+        "a_schema_is_applied_again",
+    ] {
+        simba_tck::cases().iter().find(|case| case.name == name).unwrap().run(&fixture).await;
+    }
+    let mut user = common::admin(&common::least_url(server.address())).await;
+    assert!(user.query_drop("DELETE FROM simba_mutex").await.is_err(), "nothing can be deleted");
+}

@@ -1,0 +1,527 @@
+//! The rows of the fault matrix about a server that speaks MySQL.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::injector::Injector;
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Opts, Pool, PoolConstraints, PoolOpts};
+use simba_core::{Backend, Claim, ContenderId, Contention, ErrorKind, Lease, Loss, MutexName, Simba, Tenure};
+use simba_servers::{Server, Setup};
+use simba_tck::{Connection, Fixture, Profile, async_trait, rounds};
+use tokio::time::{sleep, timeout};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+async fn simba(url: &str) -> Simba {
+    Simba::builder(std::sync::Arc::new(common::connect(url).await)).lease(common::lease()).build()
+}
+
+async fn lead(simba: &Simba, mutex: &MutexName) -> (Contention, Tenure) {
+    let contention = simba.contend(mutex.clone());
+    contention.start().unwrap();
+    let tenure = timeout(10 * SECOND, contention.acquired()).await.unwrap().unwrap();
+    (contention, tenure)
+}
+
+/// Row 37: a peer stands still inside its transaction, as a stopped JVM does, with one row locked. Only that
+/// mutex may be lost, although its renewal shares a connection and statements with the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_37_a_frozen_transaction_costs_its_own_mutex_only() {
+    let url = format!("{}?connections=1", common::least_url(common::shared().await));
+    let simba = simba(&url).await;
+    let names: Vec<MutexName> = (0..24).map(|_| common::name("row37")).collect();
+    let mut leaders = Vec::new();
+    for name in &names {
+        leaders.push(lead(&simba, name).await);
+    }
+    for _ in 0..rounds() {
+        let mut frozen = common::admin(&common::admin_url()).await;
+        frozen.query_drop("BEGIN").await.unwrap();
+        frozen
+            .exec_drop("SELECT 1 FROM simba_mutex WHERE mutex = ? FOR UPDATE", (names[7].as_str(),))
+            .await
+            .unwrap();
+        sleep(common::lease().total() * 3).await;
+        for (at, (_, tenure)) in leaders.iter().enumerate().filter(|(at, _)| *at != 7) {
+            assert_eq!(tenure.loss(), None, "{at}: a locked row costs no other mutex");
+        }
+        assert_eq!(leaders[7].1.loss(), Some(Loss::Deadline), "the locked row could not be renewed");
+        frozen.query_drop("ROLLBACK").await.unwrap();
+        let again = timeout(10 * SECOND, leaders[7].0.acquired()).await.unwrap().unwrap();
+        assert!(again.token() > leaders[7].1.token());
+        leaders[7].1 = again;
+    }
+    simba.shutdown().await;
+}
+
+/// Row 38: fifty contenders on twenty names that nobody ever used. One leads each, and nobody sees an error.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_38_a_cold_start_has_no_deadlocks() {
+    let url = common::least_url(common::shared().await);
+    let mut handles = Vec::new();
+    for _ in 0..5 {
+        handles.push(simba(&url).await);
+    }
+    for _ in 0..rounds() {
+        let names: Vec<MutexName> = (0..20).map(|_| common::name("row38")).collect();
+        let contentions: Vec<Contention> =
+            (0..50).map(|at| handles[at % 5].contend(names[at % 20].clone())).collect();
+        contentions.iter().for_each(|contention| contention.start().unwrap());
+        common::until("every name is led", || {
+            (0..20).all(|name| contentions.iter().skip(name).step_by(20).any(Contention::is_owner))
+        })
+        .await;
+        for contention in &contentions {
+            assert!(contention.last_error().is_none(), "{:?}", contention.last_error());
+            contention.stop().await.unwrap();
+        }
+    }
+}
+
+/// Row 39: the server answers with a lock timeout or a deadlock. The same call tries again at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_39_locks_and_deadlocks_are_tried_again_at_once() {
+    let (injector, address) = Injector::start(common::shared().await).await;
+    let simba = simba(&common::least_url(address)).await;
+    let (contention, tenure) = lead(&simba, &common::name("row39")).await;
+    for code in [1205, 1213].repeat(rounds() as usize * 2) {
+        let (deadline, struck) = (tenure.deadline(), injector.struck());
+        injector.refuse(code, 1);
+        common::until("it is renewed", || tenure.deadline() > deadline && injector.struck() > struck).await;
+        assert!(contention.last_error().is_none(), "{code} stays inside: {:?}", contention.last_error());
+        assert_eq!(tenure.loss(), None);
+    }
+    // What does not end at once is an error, and the leader rides it out.
+    let deadline = tenure.deadline();
+    injector.refuse(1205, 6);
+    common::until("it is renewed", || tenure.deadline() > deadline).await;
+    assert_eq!(tenure.loss(), None);
+    simba.shutdown().await;
+}
+
+/// Row 40: an operator kills every connection of the handle five times a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_40_killed_connections_cost_no_leader() {
+    let address = common::shared().await;
+    let mut admin = common::admin(&common::admin_url()).await;
+    // A user of its own: the other tests keep their connections.
+    for statement in [
+        "CREATE USER IF NOT EXISTS 'row40'@'%' IDENTIFIED BY 'row40'",
+        "GRANT SELECT, INSERT, UPDATE ON simba.simba_mutex TO 'row40'@'%'",
+    ] {
+        admin.query_drop(statement).await.unwrap();
+    }
+    let simba = simba(&format!("mysql://row40:row40@{address}/simba")).await;
+    let (_contention, tenure) = lead(&simba, &common::name("row40")).await;
+    let mut killed = 0;
+    for _ in 0..rounds() * 10 {
+        sleep(ms(200)).await;
+        let ids: Vec<u64> =
+            admin.query("SELECT id FROM information_schema.processlist WHERE user = 'row40'").await.unwrap();
+        for id in ids {
+            killed += u32::from(admin.query_drop(format!("KILL CONNECTION {id}")).await.is_ok());
+        }
+    }
+    assert!(killed >= rounds() * 10, "connections were killed: {killed}");
+    assert_eq!(tenure.loss(), None, "killed connections cost no leader");
+    simba.shutdown().await;
+}
+
+/// Row 41: the application has used up its own pool; the backend does not depend on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_41_an_exhausted_pool_of_the_application_costs_no_leader() {
+    let url = common::least_url(common::shared().await);
+    let simba = simba(&url).await;
+    let (_contention, tenure) = lead(&simba, &common::name("row41")).await;
+    let opts = mysql_async::OptsBuilder::from_opts(Opts::from_url(&url).unwrap())
+        .prefer_socket(false)
+        .pool_opts(PoolOpts::default().with_constraints(PoolConstraints::new(0, 3).unwrap()));
+    let pool = Pool::new(opts);
+    let mut taken = Vec::new();
+    for _ in 0..3 {
+        taken.push(pool.get_conn().await.unwrap());
+    }
+    assert!(timeout(ms(200), pool.get_conn()).await.is_err(), "the pool is exhausted");
+    sleep(common::lease().total() * 3).await;
+    assert_eq!(tenure.loss(), None);
+    simba.shutdown().await;
+    drop(taken);
+    pool.disconnect().await.unwrap();
+}
+
+// ===== time =====
+
+const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
+
+/// A server whose clock begins at this time of day in UTC, in a zone where clocks are set.
+async fn server_at(time: &str) -> Server {
+    let setup = Setup::mariadb()
+        .with_zone("America/Los_Angeles")
+        .with_env("LD_PRELOAD", FAKETIME)
+        .with_env("TZ", "UTC")
+        .with_env("FAKETIME", format!("@{time}"))
+        .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    common::private(setup).await
+}
+
+/// Leads for some seconds in which the clocks of the zone are set.
+async fn leads_through(start: &str, hour: u32) {
+    let server = server_at(start).await;
+    let simba = simba(&common::least_url(server.address())).await;
+    let mutex = common::name("row42");
+    let (_contention, tenure) = lead(&simba, &mutex).await;
+    let mut admin = common::admin(&server.url()).await;
+    let hour_now = "SELECT HOUR(UTC_TIMESTAMP())";
+    let before: u32 = admin.query_first(hour_now).await.unwrap().unwrap();
+    assert_eq!(before, hour, "the clock of the server is bent");
+    let mut after = before;
+    let total = u64::try_from(common::lease().total().as_millis()).unwrap();
+    let left = "SELECT CAST(transition_at AS SIGNED) - TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) \
+                DIV 1000 FROM simba_mutex WHERE mutex = ?";
+    timeout(60 * SECOND, async {
+        let mut more = 20;
+        while more > 0 {
+            let left: i64 = admin.exec_first(left, (mutex.as_str(),)).await.unwrap().unwrap();
+            assert!(left > 0 && left <= total as i64, "a lease is as long as ever, not {left} ms");
+            after = admin.query_first(hour_now).await.unwrap().unwrap();
+            more -= i32::from(after != before);
+            sleep(ms(100)).await;
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(after, hour + 1);
+    assert_eq!(tenure.loss(), None, "the hour of the zone is nothing to a lease");
+    simba.shutdown().await;
+}
+
+/// Row 42: the zone's clocks are set back, and the hour happens twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_42_the_autumn_hour_costs_no_leader() {
+    leads_through("2026-11-01 08:59:50", 8).await;
+}
+
+/// Row 42: the zone's clocks are set forward, and an hour is missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_42_the_spring_gap_costs_no_leader() {
+    leads_through("2027-03-14 09:59:50", 9).await;
+}
+
+/// A tenure that the row is about, and whoever comes next, until one of them leads for a lease.
+async fn settled(contentions: [&Contention; 2]) -> Tenure {
+    let led = async {
+        loop {
+            let tenure = tokio::select! {
+                biased;
+                tenure = contentions[0].acquired() => tenure.unwrap(),
+                tenure = contentions[1].acquired() => tenure.unwrap(),
+            };
+            sleep(common::lease().total()).await;
+            if tenure.is_held() {
+                return tenure;
+            }
+        }
+    };
+    timeout(20 * SECOND, led).await.unwrap()
+}
+
+/// Row 43: the server's clock is set by an hour, forward and back. Tokens grow all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_43_a_step_of_the_server_s_clock_sets_no_token_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("time");
+    std::fs::write(&file, "+0").unwrap();
+    let setup = Setup::mariadb()
+        .with_env("LD_PRELOAD", FAKETIME)
+        .with_env("FAKETIME_TIMESTAMP_FILE", &file)
+        .with_env("FAKETIME_NO_CACHE", "1")
+        .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    let server = common::private(setup).await;
+    let (one, two) = (
+        simba(&common::least_url(server.address())).await,
+        simba(&common::least_url(server.address())).await,
+    );
+    let mutex = common::name("row43");
+    let (leader, tenure) = lead(&one, &mutex).await;
+    let heir = two.contend(mutex.clone());
+    heir.start().unwrap();
+    common::until("the heir sees the leader", || heir.owner().is_owner(tenure.contender())).await;
+    let mut last = tenure.token();
+    for round in 0..rounds() {
+        for offset in ["+1h", "+0"] {
+            std::fs::write(&file, offset).unwrap();
+            let led = settled([&leader, &heir]).await;
+            assert!(led.token() >= last, "round {round}, {offset}: tokens never go back");
+            assert!(!(leader.is_owner() && heir.is_owner()), "one leads once the step is over");
+            last = led.token();
+        }
+    }
+    let greatest = last;
+    one.shutdown().await;
+    two.shutdown().await;
+    let three = simba(&common::least_url(server.address())).await;
+    let (_contention, next) = lead(&three, &mutex).await;
+    assert!(next.token() > greatest);
+    three.shutdown().await;
+}
+
+/// A table with one row whose version is near the end of its column.
+async fn table_at(table: &str, column: &str, version: u64) -> (Simba, MutexName) {
+    let address = common::shared().await;
+    let mut admin = common::admin(&common::admin_url()).await;
+    admin.query_drop(format!("DROP TABLE IF EXISTS {table}")).await.unwrap();
+    let create = "CREATE TABLE {table} (mutex VARCHAR(66) NOT NULL PRIMARY KEY, acquired_at BIGINT UNSIGNED NOT NULL, \
+                  ttl_at BIGINT UNSIGNED NOT NULL, transition_at BIGINT UNSIGNED NOT NULL, \
+                  owner_id CHAR(32) NOT NULL, version {column} NOT NULL)";
+    admin.query_drop(create.replace("{table}", table).replace("{column}", column)).await.unwrap();
+    let mutex = common::name("row44");
+    let insert = format!("INSERT INTO {table} VALUES (?, 0, 0, 0, '', ?)");
+    admin.exec_drop(insert, (mutex.as_str(), version)).await.unwrap();
+    for grant in common::grants(table) {
+        admin.query_drop(grant).await.unwrap();
+    }
+    (simba(&format!("{}?table={table}", common::least_url(address))).await, mutex)
+}
+
+/// Row 44: a version near 2^31 works on, at the end of its column it is an error, in a wider one it goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_44_versions_at_their_ends() {
+    let (simba, mutex) = table_at("row44_jvm", "INT UNSIGNED", (1 << 31) - 2).await;
+    for wanted in [(1 << 31) - 1, (1 << 31) + 1] {
+        let guard = simba.locker(mutex.clone()).lock().await.unwrap();
+        assert_eq!(guard.token().get(), wanted);
+        guard.release().await.unwrap();
+    }
+
+    let (simba, mutex) = table_at("row44_int", "INT UNSIGNED", (1 << 32) - 2).await;
+    let guard = simba.locker(mutex.clone()).lock().await.unwrap();
+    assert_eq!(guard.token().get(), u64::from(u32::MAX));
+    let error = guard.release().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    sleep(common::lease().total()).await;
+    for _ in 0..3 {
+        let error = simba.locker(mutex.clone()).lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("BIGINT UNSIGNED"), "{error}");
+    }
+
+    let (simba, mutex) = table_at("row44_bigint", "BIGINT UNSIGNED", (1 << 32) - 1).await;
+    for wanted in [1 << 32, (1 << 32) + 2] {
+        let guard = simba.locker(mutex.clone()).lock().await.unwrap();
+        assert_eq!(guard.token().get(), wanted);
+        guard.release().await.unwrap();
+    }
+}
+
+// ===== row 45: a client whose wall clock jumps =====
+
+const ORDERS: &str = "SIMBA_ROW_45";
+
+/// The process of row 45: leads while its wall clock jumps, and says what it saw.
+#[test]
+#[ignore = "the way into the process of row 45"]
+fn jumping_client() {
+    let orders = std::env::var(ORDERS).unwrap();
+    let (address, mutex) = orders.split_once(' ').unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let simba = simba(&common::least_url(address)).await;
+        let (_contention, tenure) = lead(&simba, &MutexName::new(mutex).unwrap()).await;
+        println!("leads");
+        let (mut jumps, mut last) = (0, std::time::SystemTime::now());
+        while jumps < 100 {
+            sleep(ms(5)).await;
+            let now = std::time::SystemTime::now();
+            let moved = now.duration_since(last).unwrap_or_else(|error| error.duration());
+            jumps += u32::from(moved > 60 * SECOND);
+            last = now;
+            assert_eq!(tenure.loss(), None, "a jump of the wall clock costs no leader");
+        }
+        println!("jumped {jumps} times, still leads: {}", tenure.is_held());
+        simba.shutdown().await;
+    });
+}
+
+/// Row 45: the wall clock of the client jumps by an hour a hundred times. Nothing happens.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_45_a_client_whose_wall_clock_jumps_keeps_its_lead() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("time");
+    std::fs::write(&file, "+0").unwrap();
+    let child = tokio::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "jumping_client", "--ignored", "--nocapture"])
+        .env(ORDERS, format!("{} {}", common::shared().await, common::name("row45")))
+        .env("LD_PRELOAD", FAKETIME)
+        .env("FAKETIME_TIMESTAMP_FILE", &file)
+        .env("FAKETIME_NO_CACHE", "1")
+        .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+        .stdout(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let jumping = tokio::spawn(async move {
+        for offset in ["+1h", "+0", "-1h", "+0"].iter().cycle() {
+            std::fs::write(&file, offset).unwrap();
+            sleep(ms(40)).await;
+        }
+    });
+    let output = timeout(60 * SECOND, child.wait_with_output()).await.unwrap().unwrap();
+    jumping.abort();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("jumped 100 times, still leads: true"), "{said}");
+}
+
+// ===== a restart =====
+
+/// A server of one's own, which can be restarted.
+struct Private(std::sync::Arc<std::sync::Mutex<Server>>);
+
+#[async_trait]
+impl Fixture for Private {
+    async fn connect(&self) -> Connection {
+        let address = self.0.lock().unwrap().address();
+        common::MySql::at(address).connect().await
+    }
+
+    fn profile(&self) -> Profile {
+        common::profile()
+    }
+
+    async fn restart(&self) -> bool {
+        let server = std::sync::Arc::clone(&self.0);
+        tokio::task::spawn_blocking(move || server.lock().unwrap().restart().unwrap()).await.unwrap();
+        true
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_the_server_is_survived() {
+    let server = common::private(Setup::mariadb()).await;
+    let fixture = Private(std::sync::Arc::new(std::sync::Mutex::new(server)));
+    let case = simba_tck::cases().iter().find(|case| case.name == "a_restart_of_the_store_is_survived");
+    case.unwrap().run(&fixture).await;
+}
+
+/// A server that is killed and comes back has what it confirmed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_server_keeps_what_it_confirmed() {
+    let mut server = common::private(Setup::mariadb()).await;
+    let url = common::least_url(server.address());
+    let simba = simba(&url).await;
+    let mutex = common::name("killed");
+    let mut last = 0;
+    for _ in 0..rounds() {
+        let guard = simba.locker(mutex.clone()).lock().await.unwrap();
+        assert!(guard.token().get() > last);
+        last = guard.token().get();
+        server = tokio::task::spawn_blocking(move || {
+            server.kill().unwrap();
+            server.restart().unwrap();
+            server
+        })
+        .await
+        .unwrap();
+        drop(guard);
+        let locked = async {
+            loop {
+                match simba.locker(mutex.clone()).lock().await {
+                    Ok(guard) => return guard,
+                    Err(error) => assert!(error.is_transient(), "{error}"),
+                }
+            }
+        };
+        let guard = timeout(20 * SECOND, locked).await.unwrap();
+        assert!(guard.token().get() > last, "tokens survive a power cut");
+        last = guard.token().get();
+        guard.release().await.unwrap();
+    }
+}
+
+// ===== what is shared =====
+
+/// Renewals that fall due together go out together, and a handle has as many connections as it was told.
+#[tokio::test(flavor = "multi_thread")]
+async fn renewals_share_statements_and_connections() {
+    let connection = common::MySql::shared().with_keys("connections=2").connect().await;
+    let simba = Simba::builder(connection.backend).build();
+    let lease = Lease::new(2 * SECOND, 2 * SECOND).unwrap();
+    let contentions: Vec<Contention> =
+        (0..200).map(|_| simba.contend(common::name("batch")).with_lease(lease)).collect();
+    contentions.iter().for_each(|contention| contention.start().unwrap());
+    common::until("all lead", || contentions.iter().all(Contention::is_owner)).await;
+    // What comes while a statement is under way goes out with the next.
+    connection.network.delay(ms(4), Duration::ZERO);
+    let before = connection.network.requests();
+    sleep(4 * SECOND).await;
+    let requests = connection.network.requests() - before;
+    assert!(contentions.iter().all(Contention::is_owner), "all are renewed");
+    // Each was renewed at least twice.
+    assert!(requests < 200, "400 renewals took {requests} requests");
+    let mut admin = common::admin(&common::admin_url()).await;
+    let version: u64 = admin
+        .exec_first("SELECT MIN(version) FROM simba_mutex WHERE owner_id = ?", (owner(&contentions[0]),))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(version >= 3, "every renewal counts the version up");
+    simba.shutdown().await;
+}
+
+fn owner(contention: &Contention) -> String {
+    contention.tenure().unwrap().contender().to_string()
+}
+
+/// Nobody waits: nobody asks. Many wait: one statement for all, and no more than ten a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_poll_serves_everyone_who_waits() {
+    let (one, two) = (common::MySql::shared().connect().await, common::MySql::shared().connect().await);
+    let long = Lease::new(30 * SECOND, 20 * SECOND).unwrap().with_poll(30 * SECOND).unwrap();
+    let holder = Simba::builder(one.backend).lease(long).build();
+    let waiting = Simba::builder(two.backend).lease(long).build();
+    let names: Vec<MutexName> = (0..40).map(|_| common::name("poll")).collect();
+    let mut guards = Vec::new();
+    for name in &names {
+        guards.push(holder.locker(name.clone()).lock().await.unwrap());
+    }
+    let quiet = two.network.requests();
+    sleep(SECOND).await;
+    assert_eq!(two.network.requests(), quiet, "nobody waits, nobody asks");
+    let waiters: Vec<Contention> = names.iter().map(|name| waiting.contend(name.clone())).collect();
+    waiters.iter().for_each(|waiter| waiter.start().unwrap());
+    common::until("all see who holds", || {
+        waiters.iter().all(|waiter| waiter.owner() != simba_core::MutexOwner::none())
+    })
+    .await;
+    sleep(2 * SECOND).await;
+    let before = two.network.requests();
+    sleep(5 * SECOND).await;
+    let requests = two.network.requests() - before;
+    assert!((10..=60).contains(&requests), "{requests} requests in five seconds for forty waiters");
+    drop(guards);
+    common::until("all come next", || waiters.iter().all(Contention::is_owner)).await;
+    waiting.shutdown().await;
+    holder.shutdown().await;
+}
+
+/// An id that the owner's column cannot hold is refused before it is used.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_that_does_not_fit_is_refused_at_open() {
+    let (_, mutex) = table_at("narrow", "INT UNSIGNED", 1).await;
+    let mut admin: Conn = common::admin(&common::admin_url()).await;
+    admin.query_drop("ALTER TABLE narrow MODIFY owner_id CHAR(8) NOT NULL").await.unwrap();
+    let backend =
+        common::connect(&format!("{}?table=narrow", common::least_url(common::shared().await))).await;
+    let fits = Claim::new(mutex.clone(), ContenderId::new("eight-ch").unwrap(), common::lease());
+    assert!(backend.open(fits).await.is_ok());
+    let long = Claim::new(mutex, ContenderId::new("nine-char").unwrap(), common::lease());
+    let error = backend.open(long).await.err().unwrap();
+    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("VARCHAR(128)"), "{error}");
+}

@@ -1,0 +1,274 @@
+//! A mixed fleet: contenders that behave as JVM Simba does, with its flaws, beside ours on the same rows.
+//!
+//! The peer is written from what the wire contract says of its statements: an update and a select in one
+//! transaction, no deadline of its own, expiry counted from the receipt of a reply, renewal at the end of the ttl,
+//! a whole ttl asleep after an error, the whole lease asleep while another holds, and freeing before its work has
+//! ended.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Opts, OptsBuilder};
+use simba_core::{Clock, ContenderId, Lease, Moment, MutexName, Simba, SystemClock};
+use simba_tck::Fixture;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+const NOW: &str = "CAST(UNIX_TIMESTAMP(CURRENT_TIMESTAMP(3)) * 1000 AS UNSIGNED)";
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// What happened to one mutex: who held it in good faith, from when to when, on one clock.
+#[derive(Clone, Debug)]
+struct Span {
+    who: String,
+    from: Moment,
+    to: Moment,
+}
+
+/// What everyone writes down.
+#[derive(Default)]
+struct Diary {
+    spans: Mutex<Vec<(usize, Span)>>,
+    ours: AtomicU32,
+    theirs: AtomicU32,
+}
+
+impl Diary {
+    fn write(&self, mutex: usize, who: &str, from: Moment, to: Moment) {
+        self.spans.lock().unwrap().push((mutex, Span { who: who.to_owned(), from, to }));
+    }
+
+    /// Pairs that held the same mutex at once. Two JVM peers may: that is theirs to answer for.
+    fn overlaps(&self) -> Vec<(Span, Span)> {
+        let spans = self.spans.lock().unwrap();
+        let mut overlaps = Vec::new();
+        for (at, (mutex, one)) in spans.iter().enumerate() {
+            for (_, other) in spans[at + 1..].iter().filter(|(other, _)| other == mutex) {
+                let apart = one.to <= other.from || other.to <= one.from;
+                if !apart && one.who != other.who {
+                    overlaps.push((one.clone(), other.clone()));
+                }
+            }
+        }
+        overlaps
+    }
+}
+
+fn now() -> Moment {
+    SystemClock.now()
+}
+
+/// A contender of JVM Simba's JDBC backend, as the wire sees it.
+struct Jvm {
+    conn: Conn,
+    id: String,
+    mutex: MutexName,
+    lease: Lease,
+}
+
+/// The row after a call, and how long its holder has by it.
+struct Seen {
+    owner: String,
+    ttl_left: Duration,
+    left: Duration,
+}
+
+impl Jvm {
+    async fn connect(url: &str, mutex: MutexName, at: usize, lease: Lease) -> Self {
+        let opts = OptsBuilder::from_opts(Opts::from_url(url).unwrap()).prefer_socket(false);
+        let mut conn = Conn::new(opts).await.unwrap();
+        conn.query_drop("SET time_zone = '+00:00'").await.unwrap();
+        Self { conn, id: format!("{at}:{}@10.0.0.{at}", std::process::id()), mutex, lease }
+    }
+
+    /// One transaction: the update of acquire or renew, then a look.
+    async fn contend(&mut self) -> mysql_async::Result<Seen> {
+        let update = format!(
+            "UPDATE simba_mutex SET acquired_at = {NOW}, ttl_at = {NOW} + ?, transition_at = {NOW} + ?, owner_id = ?, \
+             version = version + 1 WHERE mutex = ? AND ((transition_at < {NOW}) OR (owner_id = ? AND transition_at > {NOW}))"
+        );
+        let select = format!(
+            "SELECT owner_id, CAST(ttl_at AS SIGNED) - CAST({NOW} AS SIGNED), \
+             CAST(transition_at AS SIGNED) - CAST({NOW} AS SIGNED) FROM simba_mutex WHERE mutex = ?"
+        );
+        let (ttl, total) = (self.lease.ttl().as_millis() as u64, self.lease.total().as_millis() as u64);
+        let mutex = self.mutex.to_string();
+        self.conn.query_drop("BEGIN").await?;
+        self.conn.exec_drop(update, (ttl, total, &self.id, &mutex, &self.id)).await?;
+        let row: Option<(String, i64, i64)> = self.conn.exec_first(select, (&mutex,)).await?;
+        self.conn.query_drop("COMMIT").await?;
+        let (owner, ttl_left, left) = row.unwrap_or_default();
+        let positive = |left: i64| ms(u64::try_from(left).unwrap_or(0));
+        Ok(Seen { owner, ttl_left: positive(ttl_left), left: positive(left) })
+    }
+
+    async fn release(&mut self) -> mysql_async::Result<()> {
+        let free = "UPDATE simba_mutex SET acquired_at = 0, ttl_at = 0, transition_at = 0, owner_id = '', \
+                    version = version + 1 WHERE mutex = ? AND owner_id = ?";
+        self.conn.exec_drop(free, (self.mutex.as_str(), self.id.as_str())).await
+    }
+
+    /// Contends until it is told to end, and now and then lets go.
+    async fn run(mut self, at: usize, diary: Arc<Diary>) {
+        let (mut hold, mut renewals) = (None, 0);
+        loop {
+            let sent = now();
+            let Ok(seen) = self.contend().await else {
+                let _ = self.conn.query_drop("ROLLBACK").await;
+                sleep(self.lease.ttl()).await;
+                continue;
+            };
+            if seen.owner != self.id {
+                // Sleeps the lease out, as far as it knows it, and a little more or less.
+                hold = None;
+                let jitter = 1.2 * fastrand() - 0.2;
+                sleep(seen.left.saturating_add(self.lease.ttl().mul_f64(jitter.max(0.0) / 2.0))).await;
+                continue;
+            }
+            if hold.replace(sent).is_none() {
+                diary.theirs.fetch_add(1, Ordering::Relaxed);
+            }
+            // What the row says is its lease; what it believes beyond that is the flaw that no peer can mend.
+            diary.write(at, &self.id, sent, sent + self.lease.total());
+            renewals += 1;
+            sleep(seen.ttl_left).await;
+            if renewals % 3 == 0 {
+                let freed = now();
+                let _ = self.release().await;
+                diary.shorten(at, &self.id, freed);
+                hold = None;
+                sleep(self.lease.ttl().mul_f64(fastrand())).await;
+            }
+        }
+    }
+}
+
+impl Diary {
+    /// What was written as a whole lease ended here.
+    fn shorten(&self, mutex: usize, who: &str, to: Moment) {
+        let mut spans = self.spans.lock().unwrap();
+        for (_, span) in spans.iter_mut().filter(|(at, span)| *at == mutex && span.who == who) {
+            span.to = span.to.min(to);
+        }
+    }
+}
+
+fn fastrand() -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    (RandomState::new().hash_one(0) % 1_000) as f64 / 1_000.0
+}
+
+/// One of ours: locks, works for a while, lets go; now and then it crashes with the mutex in its hands.
+async fn ours(at: usize, mutex: MutexName, lease: Lease, diary: Arc<Diary>) {
+    loop {
+        let connection = common::MySql::shared().connect().await;
+        let simba = Simba::builder(connection.backend).lease(lease).build();
+        for round in 0.. {
+            let locker = simba.locker(mutex.clone());
+            let Ok(guard) = locker.lock().await else { continue };
+            diary.ours.fetch_add(1, Ordering::Relaxed);
+            let (tenure, from) = (guard.tenure(), now());
+            sleep(lease.total().mul_f64(fastrand() * 1.2)).await;
+            if round > 2 && fastrand() < 0.2 {
+                // As good as gone: nothing of it reaches the server any more. What it has, it has to the deadline.
+                connection.network.stall();
+                tenure.lost().await;
+                diary.write(at, tenure.contender().as_str(), from, tenure.deadline());
+                break;
+            }
+            let to = if tenure.is_held() { now() } else { tenure.deadline() };
+            diary.write(at, tenure.contender().as_str(), from, to);
+            let _ = guard.release().await;
+            sleep(lease.ttl().mul_f64(fastrand())).await;
+        }
+    }
+}
+
+/// Row 56 on MySQL: three of ours and three of theirs on three rows, with crashes and restarts.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_56_a_mixed_fleet_never_overlaps_and_both_sides_win() {
+    let url = common::least_url(common::shared().await);
+    let lease = Lease::new(ms(400), ms(300)).unwrap();
+    let (diary, names): (Arc<Diary>, Vec<MutexName>) =
+        (Arc::default(), (0..3).map(|_| common::name("mixed")).collect());
+    let mut admin = common::admin(&common::admin_url()).await;
+    for name in &names {
+        admin
+            .exec_drop("INSERT IGNORE INTO simba_mutex VALUES (?, 0, 0, 0, '', 0)", (name.as_str(),))
+            .await
+            .unwrap();
+    }
+    let mut fleet: Vec<JoinHandle<()>> = Vec::new();
+    for (at, name) in names.iter().enumerate() {
+        for _ in 0..2 {
+            fleet.push(tokio::spawn(ours(at, name.clone(), lease, Arc::clone(&diary))));
+        }
+    }
+    let end = now() + Duration::from_secs(20);
+    let mut jvms: Vec<(usize, JoinHandle<()>)> = Vec::new();
+    let mut born = 0;
+    while now() < end {
+        while jvms.len() < 6 {
+            // A different lease than ours: absolute times in the row make that no matter.
+            let at = born % 3;
+            born += 1;
+            let theirs = Lease::new(ms(300), ms(200)).unwrap();
+            let jvm = Jvm::connect(&url, names[at].clone(), born, theirs).await;
+            jvms.push((at, tokio::spawn(jvm.run(at, Arc::clone(&diary)))));
+        }
+        sleep(ms(700)).await;
+        // One of them crashes, whatever it is doing.
+        let (_, unlucky) = jvms.remove((fastrand() * jvms.len() as f64) as usize);
+        unlucky.abort();
+    }
+    fleet.iter().chain(jvms.iter().map(|(_, jvm)| jvm)).for_each(JoinHandle::abort);
+    let (ours, theirs) = (diary.ours.load(Ordering::Relaxed), diary.theirs.load(Ordering::Relaxed));
+    let overlaps = diary.overlaps();
+    assert!(overlaps.is_empty(), "{} overlaps, the first: {:#?}", overlaps.len(), overlaps[0]);
+    assert!(ours >= 10 && theirs >= 5, "both sides win: ours {ours}, theirs {theirs}");
+    println!("ours {ours}, theirs {theirs}");
+}
+
+/// What we leave in a row is what a JVM peer leaves: it can go on from there, and we from what it leaves.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_is_left_as_the_wire_contract_says() {
+    let url = common::least_url(common::shared().await);
+    let simba = Simba::builder(Arc::new(common::connect(&url).await)).build();
+    let mutex = common::name("wire");
+    let mut admin = common::admin(&common::admin_url()).await;
+    let columns = format!(
+        "SELECT acquired_at, ttl_at, transition_at, owner_id, version, {NOW} FROM simba_mutex WHERE mutex = ?"
+    );
+    admin.query_drop("SET time_zone = '+00:00'").await.unwrap();
+    let guard = simba.locker(mutex.clone()).lock().await.unwrap();
+    let (acquired, ttl, transition, owner, version, at): (u64, u64, u64, String, u64, u64) =
+        admin.exec_first(&columns, (mutex.as_str(),)).await.unwrap().unwrap();
+    assert_eq!((ttl - acquired, transition - acquired), (10_000, 16_000));
+    assert!(at - acquired < 2_000, "milliseconds since 1970, in UTC");
+    assert_eq!((owner.as_str(), version), (guard.tenure().contender().as_str(), guard.token().get()));
+    guard.release().await.unwrap();
+    let freed: (u64, u64, u64, String, u64, u64) =
+        admin.exec_first(&columns, (mutex.as_str(),)).await.unwrap().unwrap();
+    assert_eq!((freed.0, freed.1, freed.2, freed.3.as_str(), freed.4), (0, 0, 0, "", version + 1));
+    // A JVM peer takes it; we see who it is, wait, and come next with a greater token.
+    let lease = Lease::new(ms(400), ms(300)).unwrap();
+    let mut jvm = Jvm::connect(&url, mutex.clone(), 1, lease).await;
+    assert_eq!(jvm.contend().await.unwrap().owner, jvm.id);
+    let locker = simba.locker(mutex.clone());
+    assert!(locker.try_lock().await.unwrap().is_none());
+    assert!(locker.last_holder().is_owner(&ContenderId::foreign(&jvm.id).unwrap()));
+    jvm.release().await.unwrap();
+    let next = simba.locker(mutex).lock().await.unwrap();
+    assert!(next.token().get() > version + 2);
+    assert_ne!(jvm.contend().await.unwrap().owner, jvm.id, "a JVM peer does not take what is ours");
+    simba.shutdown().await;
+}

@@ -1,0 +1,5 @@
+//! The rows about processes, on the shared MariaDB.
+
+mod common;
+
+simba_tck::processes!(common::MySql);

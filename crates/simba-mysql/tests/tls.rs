@@ -1,0 +1,124 @@
+//! Who listens in, and who may log in.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Arc;
+
+use mysql_async::prelude::Queryable;
+use simba_core::{Error, ErrorKind, Simba};
+use simba_mysql::{MySqlBackend, MySqlConfig};
+use simba_servers::Setup;
+use simba_tck::{Connection, FaultProxy, Fixture, Profile, async_trait};
+
+fn file(name: &str) -> String {
+    format!("{}/{name}", simba_servers::shared("SIMBA_TCK_TLS"))
+}
+
+async fn connect(host: &str, keys: &str) -> Result<MySqlBackend, Error> {
+    let port = common::shared().await.port();
+    let url = format!("{}?{keys}", common::least_url(format!("{host}:{port}")));
+    MySqlBackend::connect(MySqlConfig::from_url(&url.parse().unwrap()).unwrap()).await
+}
+
+async fn works(backend: MySqlBackend) {
+    let simba = Simba::builder(Arc::new(backend)).build();
+    simba.locker(common::name("tls")).lock().await.unwrap().release().await.unwrap();
+    simba.shutdown().await;
+}
+
+async fn refused(host: &str, keys: &str, word: &str) {
+    let error = connect(host, keys).await.err().unwrap_or_else(|| panic!("{host} with {keys} connects"));
+    assert_eq!(error.kind(), ErrorKind::Config, "{host} with {keys}: {error}");
+    assert!(error.to_string().contains(word), "{host} with {keys}: {error}");
+}
+
+/// Row 66: whoever asks for TLS gets it with the right server, or nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_66_the_wrong_authority_and_the_wrong_host_are_refused() {
+    let (ca, other) = (file("ca.pem"), file("other-ca.pem"));
+    works(connect("localhost", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}")).await.unwrap()).await;
+    works(connect("127.0.0.1", &format!("ssl-mode=VERIFY_CA&ssl-ca={ca}")).await.unwrap()).await;
+    works(connect("127.0.0.1", "ssl-mode=REQUIRED").await.unwrap()).await;
+    refused("127.0.0.1", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}"), "host").await;
+    refused("localhost", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={other}"), "ssl-ca").await;
+    refused("127.0.0.1", &format!("ssl-mode=VERIFY_CA&ssl-ca={other}"), "ssl-ca").await;
+    // Without an authority of one's own the public ones count, who do not know this server.
+    refused("localhost", "ssl-mode=VERIFY_IDENTITY", "ssl-ca").await;
+    refused("localhost", "ssl-mode=VERIFY_CA", "ssl-ca").await;
+    refused("localhost", "ssl-mode=VERIFY_CA&ssl-ca=/no/such/file", "cannot read `ssl-ca`").await;
+}
+
+/// Row 66: a server without TLS gets no password from who asks for TLS.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_66_a_server_without_tls_is_refused() {
+    let server = common::private(Setup::mariadb().with_arg("--skip-ssl")).await;
+    for mode in ["REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"] {
+        let url = format!("{}?ssl-mode={mode}", common::least_url(server.address()));
+        let config = MySqlConfig::from_url(&url.parse().unwrap()).unwrap();
+        let error = MySqlBackend::connect(config).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("the server has none"), "{error}");
+    }
+}
+
+/// A connection that asked for TLS has it, on every one of its connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_connection_is_encrypted() {
+    let port = common::shared().await.port();
+    let mut admin = common::admin(&common::admin_url()).await;
+    for statement in [
+        "CREATE USER IF NOT EXISTS 'only_tls'@'%' IDENTIFIED BY 'only-tls' REQUIRE X509",
+        "GRANT SELECT, INSERT, UPDATE ON simba.simba_mutex TO 'only_tls'@'%'",
+    ] {
+        admin.query_drop(statement).await.unwrap();
+    }
+    let base = format!(
+        "mysql://only_tls:only-tls@localhost:{port}/simba?ssl-mode=VERIFY_IDENTITY&ssl-ca={}",
+        file("ca.pem")
+    );
+    let with = format!("{base}&ssl-cert={}&ssl-key={}", file("client.pem"), file("client.key"));
+    let config = |url: &str| MySqlConfig::from_url(&url.parse().unwrap()).unwrap();
+    works(MySqlBackend::connect(config(&with)).await.unwrap()).await;
+    for url in [base, format!("mysql://only_tls:only-tls@localhost:{port}/simba")] {
+        let error = MySqlBackend::connect(config(&url)).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Denied, "without a certificate: {error}");
+    }
+}
+
+/// The shared server through TLS and through a network that breaks.
+struct Encrypted;
+
+#[async_trait]
+impl Fixture for Encrypted {
+    async fn connect(&self) -> Connection {
+        let proxy = Arc::new(FaultProxy::start(common::shared().await).await.unwrap());
+        let host = format!("localhost:{}", proxy.address().port());
+        let keys = format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={}", file("ca.pem"));
+        Connection::new(common::connect(&format!("{}?{keys}", common::least_url(host))).await, proxy)
+    }
+
+    fn profile(&self) -> Profile {
+        common::profile()
+    }
+}
+
+/// A handful of the kit's cases hold through TLS as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_kit_holds_through_tls() {
+    let wanted = [
+        "a_counter_loses_no_step",
+        "a_holder_outlives_its_lease",
+        "a_release_wakes_the_next",
+        "an_unknown_outcome_is_adopted",
+        "a_stalled_holder_is_told_on_time",
+        "cuts_are_ridden_out",
+        "a_lost_reply_is_no_ghost",
+        "out_of_reach_is_an_error",
+    ];
+    for name in wanted {
+        let case = simba_tck::cases().iter().find(|case| case.name == name).unwrap();
+        case.run(&Encrypted).await;
+    }
+}
