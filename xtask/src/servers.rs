@@ -26,7 +26,14 @@ struct Shared {
 
 /// Those that need no other. A new one is a new entry.
 const SERVERS: &[Shared] = &[
-    Shared { name: "redis", variable: "SIMBA_TCK_REDIS", setup: |_| Setup::redis() },
+    Shared { name: "redis", variable: "SIMBA_TCK_REDIS", setup: |tls| Setup::redis().with_tls(tls) },
+    Shared {
+        name: "redis-sentinel",
+        variable: "SIMBA_TCK_REDIS_SENTINEL",
+        setup: |_| Setup::redis_sentinel(),
+    },
+    Shared { name: "redis-cluster", variable: "SIMBA_TCK_REDIS_CLUSTER", setup: |_| Setup::redis_cluster() },
+    Shared { name: "valkey", variable: "SIMBA_TCK_VALKEY", setup: |_| Setup::valkey() },
     Shared { name: "mysql", variable: "SIMBA_TCK_MYSQL", setup: |tls| Setup::mariadb().with_tls(tls) },
     Shared {
         name: "mysql-zone",

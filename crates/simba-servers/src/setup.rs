@@ -33,6 +33,26 @@ impl Setup {
         Self::of(&kinds::redis::KIND)
     }
 
+    /// A Valkey without persistence.
+    pub const fn valkey() -> Self {
+        Self::of(&kinds::valkey::KIND)
+    }
+
+    /// A Redis with a replica, and three sentinels that watch them as `mymaster`. They take the master for gone
+    /// after as many milliseconds as the variable `DOWN_AFTER` of their environment says, and try a failover
+    /// again after `FAILOVER_TIMEOUT`.
+    ///
+    /// Node `n` has its data, its log and its pid in the directory `n`: 0 and 1 are servers, 2 to 4 sentinels.
+    pub const fn redis_sentinel() -> Self {
+        Self::of(&kinds::redis_group::SENTINEL)
+    }
+
+    /// Six Redis nodes in a cluster: three masters with a replica each, in the directories 0 to 5. A node that is
+    /// silent for `NODE_TIMEOUT` milliseconds, a variable of their environment, is taken for gone.
+    pub const fn redis_cluster() -> Self {
+        Self::of(&kinds::redis_group::CLUSTER)
+    }
+
     /// A MariaDB with a database `simba`.
     pub const fn mariadb() -> Self {
         Self::of(&kinds::mariadb::KIND)
@@ -140,7 +160,7 @@ impl std::fmt::Debug for Setup {
 }
 
 /// An address that nobody listened on a moment ago.
-fn free_address() -> Result<SocketAddr> {
+pub(crate) fn free_address() -> Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
     Ok(listener.local_addr()?)
 }

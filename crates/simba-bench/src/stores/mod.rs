@@ -3,6 +3,7 @@
 mod memory;
 mod mysql;
 mod postgres;
+mod redis;
 mod sqlite;
 
 use anyhow::{Context, Result};
@@ -11,7 +12,7 @@ use simba_core::ConnectUrl;
 use crate::target::Target;
 
 /// All of them, in the order of the report.
-pub(crate) const STORES: &[&dyn Target] = &[&memory::Memory, &sqlite::Sqlite, &postgres::Postgres, &mysql::MySql];
+pub(crate) const STORES: &[&dyn Target] = &[&memory::Memory, &sqlite::Sqlite, &postgres::Postgres, &mysql::MySql, &redis::Redis];
 
 /// The store of this name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Target> {

@@ -4,6 +4,8 @@ pub(crate) mod mariadb;
 pub(crate) mod pgbouncer;
 pub(crate) mod postgres;
 pub(crate) mod redis;
+pub(crate) mod redis_group;
+pub(crate) mod valkey;
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};

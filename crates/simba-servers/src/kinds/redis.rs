@@ -1,17 +1,20 @@
 //! Redis, in memory only.
 
+use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::process::Command;
 
 use anyhow::Result;
 
 use super::{Kind, Place, ask};
+use crate::setup::free_address;
 
 pub(crate) const KIND: Kind = Kind {
     name: "redis",
     programs: &[("redis-server", "redis-server")],
     user: None,
-    prepare: |_| Ok(()),
+    prepare,
     command,
     url: |place| format!("redis://{}", place.address),
     probe,
@@ -22,14 +25,33 @@ fn command(place: &Place) -> Result<Command> {
     command.args(["--bind", &place.address.ip().to_string(), "--port", &place.port()]);
     command.arg("--dir").arg(&place.dir);
     command.args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
+    if place.tls {
+        command.args(["--tls-port", fs::read_to_string(place.path(TLS_PORT))?.trim()]);
+        command.args(["--tls-ca-cert-file", "ca.pem", "--tls-cert-file", "server.pem"]);
+        command.args(["--tls-key-file", "server.key", "--tls-auth-clients", "optional"]);
+    }
     Ok(command)
 }
 
+/// Where the port for TLS is kept; the server tells it by `CONFIG GET tls-port`.
+const TLS_PORT: &str = "tls-port";
+
+fn prepare(place: &Place) -> Result<()> {
+    match place.tls {
+        true => place.write(TLS_PORT, &free_address()?.port().to_string()),
+        false => Ok(()),
+    }
+}
+
 /// Succeeds when a PING is answered.
-fn probe(place: &Place) -> io::Result<()> {
+pub(super) fn probe(place: &Place) -> io::Result<()> {
+    ping(place.address)
+}
+
+pub(super) fn ping(address: SocketAddr) -> io::Result<()> {
     const PONG: &[u8] = b"+PONG\r\n";
     let mut answer = [0; PONG.len()];
-    ask(place.address, b"PING\r\n", &mut answer)?;
+    ask(address, b"PING\r\n", &mut answer)?;
     if answer != PONG {
         let answer = String::from_utf8_lossy(&answer);
         return Err(io::Error::other(format!("the answer to PING is {answer:?}")));

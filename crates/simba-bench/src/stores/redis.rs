@@ -1,0 +1,131 @@
+//! A standalone Redis.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use futures_util::StreamExt as _;
+use redis::aio::{MultiplexedConnection, PubSub};
+use redis::io::tcp::TcpSettings;
+use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo as _, Script};
+use simba_core::{Backend, Clock, ContenderId, Moment, MutexName, SystemClock, async_trait};
+use simba_redis::{RedisBackend, RedisConfig};
+use tokio::sync::OnceCell;
+
+use super::url;
+use crate::caller::Caller;
+use crate::target::Target;
+
+/// The server that the tests share.
+const VARIABLE: &str = "SIMBA_TCK_REDIS";
+
+/// Frees what is ours and nothing else: the least that a release must do.
+const FREE: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+
+/// The same, and wakes the next in the queue.
+const PASS_ON: &str = "
+redis.call('DEL', KEYS[1])
+local next = redis.call('ZPOPMIN', KEYS[2])[1]
+if next then redis.call('PUBLISH', KEYS[1] .. ':' .. next, 'released@@' .. ARGV[1]) end";
+
+#[derive(Debug)]
+pub(crate) struct Redis;
+
+#[async_trait]
+impl Target for Redis {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
+    async fn connect(&self) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::new(RedisBackend::connect(RedisConfig::from_url(&url(VARIABLE)?)?).await?))
+    }
+
+    async fn raw(&self, _: &Arc<dyn Backend>, mutex: MutexName) -> Result<Box<dyn Caller>> {
+        // One connection for all, as ours has.
+        static SHARED: OnceCell<MultiplexedConnection> = OnceCell::const_new();
+        let commands = SHARED.get_or_try_init(connect).await?.clone();
+        let key = format!("simba:{{{mutex}}}");
+        let id = ContenderId::generate().to_string();
+        let (free, pass_on) = (Script::new(FREE), Script::new(PASS_ON));
+        Ok(Box::new(Raw { commands, ear: None, key, id, free, pass_on }))
+    }
+
+    fn many(&self) -> usize {
+        100_000
+    }
+
+    fn requeue(&self) -> Duration {
+        Duration::from_millis(2)
+    }
+}
+
+fn client() -> Result<Client> {
+    let info = url(VARIABLE)?.to_string().into_connection_info()?;
+    // Off by default, and then nothing of it is a floor.
+    let tcp = TcpSettings::default().set_nodelay(true);
+    Ok(Client::open(info.set_tcp_settings(tcp))?)
+}
+
+async fn connect() -> Result<MultiplexedConnection> {
+    let config = AsyncConnectionConfig::new().set_pipeline_buffer_size(1024);
+    Ok(client()?.get_multiplexed_async_connection_with_config(&config).await?)
+}
+
+/// A lock as a person would write one: a key that must not exist, and a script that removes it.
+struct Raw {
+    commands: MultiplexedConnection,
+    ear: Option<PubSub>,
+    key: String,
+    id: String,
+    free: Script,
+    pass_on: Script,
+}
+
+impl Raw {
+    async fn take(&mut self) -> Result<bool> {
+        let mut take = redis::cmd("SET");
+        take.arg(&self.key).arg(&self.id).arg("NX").arg("PX").arg(16_000);
+        let taken: Option<String> = take.query_async(&mut self.commands).await?;
+        Ok(taken.is_some())
+    }
+}
+
+#[async_trait]
+impl Caller for Raw {
+    async fn pairs(&mut self, count: u32) -> Result<()> {
+        for _ in 0..count {
+            ensure!(self.take().await?, "an uncontended mutex was refused");
+            let mut free = self.free.key(&self.key);
+            let _: i64 = free.arg(&self.id).invoke_async(&mut self.commands).await?;
+        }
+        Ok(())
+    }
+
+    async fn acquire(&mut self) -> Result<Moment> {
+        if self.ear.is_none() {
+            let mut ear = client()?.get_async_pubsub().await?;
+            ear.subscribe(format!("{}:{}", self.key, self.id)).await?;
+            self.ear = Some(ear);
+        }
+        let mut woken = SystemClock.now();
+        while !self.take().await? {
+            let queue = format!("{}:contender", self.key);
+            let score = SystemClock.now().since_zero().as_secs_f64();
+            let mut wait = redis::cmd("ZADD");
+            let _: i64 = wait.arg(queue).arg(score).arg(&self.id).query_async(&mut self.commands).await?;
+            let ear = self.ear.as_mut().context("it listens")?;
+            ear.on_message().next().await.context("the connection broke")?;
+            woken = SystemClock.now();
+        }
+        Ok(woken)
+    }
+
+    async fn release(&mut self) -> Result<()> {
+        let mut pass_on = self.pass_on.key(&self.key);
+        pass_on.key(format!("{}:contender", self.key)).arg(&self.id);
+        let _: redis::Value = pass_on.invoke_async(&mut self.commands).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,360 @@
+//! Where the server is, how to log in, and how to talk to it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use simba_core::{ConnectUrl, Error, ErrorKind, Host, Result};
+use simba_net::rustls::ClientConfig;
+use simba_net::{Tls, Verify};
+
+use crate::error;
+
+const KEYS: &[&str] = &[
+    "connect_timeout",
+    "db",
+    "ping",
+    "sentinel_password",
+    "sentinel_user",
+    "timeout",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "tls_server_name",
+    "tls_verify",
+    "wait_replicas",
+    "wait_timeout",
+];
+
+const PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
+
+/// Where a Redis or Valkey is and how to talk to it.
+///
+/// `Debug` shows no password.
+///
+/// # Examples
+///
+/// ```
+/// use simba_redis::RedisConfig;
+///
+/// let config = RedisConfig::from_url(&"redis+sentinel://:hunter2@a,b,c/mymaster".parse()?)?;
+/// assert!(!format!("{config:?}").contains("hunter2"));
+/// # Ok::<(), simba_core::Error>(())
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct RedisConfig {
+    pub(crate) topology: Topology,
+    pub(crate) settings: Settings,
+}
+
+/// How the servers belong together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Topology {
+    Standalone(Address),
+    Sentinel { sentinels: Vec<Address>, master: String },
+    Cluster(Vec<Address>),
+}
+
+/// Where one server listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Address {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl Address {
+    pub(crate) fn tcp(host: impl Into<String>, port: u16) -> Self {
+        Self::Tcp { host: host.into(), port }
+    }
+
+    fn of(host: &Host, port: u16) -> Self {
+        Self::tcp(host.name.clone(), host.port.unwrap_or(port))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// Who we are at a server.
+#[derive(Clone, Default)]
+pub(crate) struct Login {
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) database: u32,
+}
+
+/// What holds for every connection.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) login: Login,
+    pub(crate) sentinel_login: Login,
+    pub(crate) tls: Option<Tls>,
+    rustls: OnceLock<Arc<ClientConfig>>,
+    pub(crate) connect_timeout: Duration,
+    /// How long a server with a question may be silent before its connection counts as broken.
+    pub(crate) timeout: Duration,
+    pub(crate) ping: Duration,
+    pub(crate) wait: Option<WaitReplicas>,
+}
+
+/// How many replicas must have an acquisition, and how long they may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WaitReplicas {
+    pub(crate) count: u32,
+    pub(crate) timeout: Duration,
+}
+
+impl Settings {
+    /// The files are read once, at the first connection.
+    pub(crate) fn rustls(&self) -> Result<Arc<ClientConfig>> {
+        if let Some(config) = self.rustls.get() {
+            return Ok(Arc::clone(config));
+        }
+        let config = self.tls.as_ref().ok_or_else(|| invalid("no TLS was asked for"))?.client_config()?;
+        Ok(Arc::clone(self.rustls.get_or_init(|| config)))
+    }
+}
+
+impl RedisConfig {
+    /// Reads `redis://`, `rediss://`, `redis+unix:`, `redis+sentinel://` and `redis+cluster://`, the last two
+    /// also with `rediss+`. The [crate's documentation](crate) lists the keys.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] for an unknown scheme or key, or a value that is none.
+    pub fn from_url(url: &ConnectUrl) -> Result<Self> {
+        Self::read(url).map_err(|error| error.with_backend(crate::NAME))
+    }
+
+    fn read(url: &ConnectUrl) -> Result<Self> {
+        url.only_keys(KEYS)?;
+        let (topology, database) = topology(url)?;
+        let database = match url.parsed("db", "the number of a database")? {
+            Some(database) => database,
+            None => database,
+        };
+        let login =
+            Login { user: url.user().map(Into::into), password: url.password().map(Into::into), database };
+        if login.user.is_some() && login.password.is_none() {
+            return Err(invalid("the URL names a user without a password: redis://USER:PASSWORD@host"));
+        }
+        let sentinel_login = Login {
+            user: url.query("sentinel_user").map(Into::into),
+            password: url.query("sentinel_password").map(Into::into),
+            database: 0,
+        };
+        let settings = Settings {
+            login,
+            sentinel_login,
+            tls: tls(url)?,
+            rustls: OnceLock::new(),
+            connect_timeout: time(url, "connect_timeout", Duration::from_secs(2))?,
+            timeout: time(url, "timeout", Duration::from_secs(1))?,
+            ping: time(url, "ping", Duration::from_secs(5))?,
+            wait: wait(url)?,
+        };
+        Ok(Self { topology, settings })
+    }
+
+    /// Takes the password from elsewhere than the URL.
+    pub fn with_password(mut self, password: impl Into<String>) -> Self {
+        self.settings.login.password = Some(password.into());
+        self
+    }
+
+    /// Speaks TLS, or with `None` plain text.
+    pub fn with_tls(mut self, tls: Option<Tls>) -> Self {
+        self.settings.tls = tls;
+        self.settings.rustls = OnceLock::new();
+        self
+    }
+
+    /// Counts a connection as broken after a reply is overdue by this much; default 1 s. Well under the lease,
+    /// or a holder cannot ride a broken connection out.
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.timeout = timeout;
+        self
+    }
+
+    /// After an acquisition, waits until `count` replicas have it, for `timeout` at the most; else it is given
+    /// back and fails. All calls of the handle wait meanwhile.
+    pub fn with_wait_replicas(mut self, count: u32, timeout: Duration) -> Self {
+        self.settings.wait = (count > 0).then_some(WaitReplicas { count, timeout });
+        self
+    }
+}
+
+impl fmt::Debug for RedisConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings = &self.settings;
+        f.debug_struct("RedisConfig")
+            .field("topology", &self.topology)
+            .field("user", &settings.login.user)
+            .field("database", &settings.login.database)
+            .field("tls", &settings.tls)
+            .field("timeout", &settings.timeout)
+            .field("wait", &settings.wait)
+            .finish_non_exhaustive()
+    }
+}
+
+fn topology(url: &ConnectUrl) -> Result<(Topology, u32)> {
+    let path = url.path().trim_start_matches('/');
+    match url.scheme() {
+        "redis" | "rediss" => {
+            let [host] = url.hosts() else {
+                return Err(invalid(
+                    "one host is needed: redis://host:port; several go with redis+sentinel: or redis+cluster:",
+                ));
+            };
+            Ok((Topology::Standalone(Address::of(host, PORT)), database(path)?))
+        }
+        "redis+unix" => match url.path() {
+            "" => Err(invalid("the URL names no socket: redis+unix:/path/to/redis.sock")),
+            path => Ok((Topology::Standalone(Address::Unix(path.into())), 0)),
+        },
+        "redis+sentinel" | "rediss+sentinel" => sentinel(url, path),
+        "redis+cluster" | "rediss+cluster" => match database(path)? {
+            0 => Ok((Topology::Cluster(addresses(url, PORT)?), 0)),
+            _ => Err(invalid("a cluster has database 0 only: leave the number out")),
+        },
+        other => Err(invalid(format!("`{other}:` is not the scheme of a Redis server"))),
+    }
+}
+
+fn sentinel(url: &ConnectUrl, path: &str) -> Result<(Topology, u32)> {
+    let (master, number) = path.split_once('/').unwrap_or((path, ""));
+    if master.is_empty() {
+        return Err(invalid("the URL names no master: redis+sentinel://h1,h2,h3/MASTER"));
+    }
+    let sentinels = addresses(url, SENTINEL_PORT)?;
+    Ok((Topology::Sentinel { sentinels, master: master.into() }, database(number)?))
+}
+
+fn addresses(url: &ConnectUrl, port: u16) -> Result<Vec<Address>> {
+    match url.hosts() {
+        [] => Err(invalid("the URL names no host")),
+        hosts => Ok(hosts.iter().map(|host| Address::of(host, port)).collect()),
+    }
+}
+
+fn database(path: &str) -> Result<u32> {
+    match path {
+        "" => Ok(0),
+        path => path
+            .parse()
+            .map_err(|_| invalid("the path of the URL is the number of a database: redis://host/1")),
+    }
+}
+
+fn tls(url: &ConnectUrl) -> Result<Option<Tls>> {
+    let given = KEYS.iter().find(|key| key.starts_with("tls_") && url.query(key).is_some());
+    if !url.scheme().starts_with("rediss") {
+        return match given {
+            // Silence here would be plain text where encryption was meant.
+            Some(key) => Err(invalid(format!("`{key}` needs TLS: write `rediss` instead of `redis`"))),
+            None => Ok(None),
+        };
+    }
+    let mut tls = Tls::new(match url.query("tls_verify") {
+        None | Some("full") => Verify::Full,
+        Some("ca") => Verify::Ca,
+        Some("none") => Verify::Nothing,
+        Some(_) => return Err(invalid("`tls_verify` in the URL is not one of full, ca, none")),
+    });
+    if let Some(path) = url.query("tls_ca") {
+        tls = tls.with_ca(path);
+    }
+    tls = match (url.query("tls_cert"), url.query("tls_key")) {
+        (Some(certificate), Some(key)) => tls.with_identity(certificate, key),
+        (None, None) => tls,
+        _ => return Err(invalid("`tls_cert` and `tls_key` in the URL go together")),
+    };
+    Ok(Some(match url.query("tls_server_name") {
+        Some(name) => tls.with_server_name(name),
+        None => tls,
+    }))
+}
+
+fn time(url: &ConnectUrl, key: &str, default: Duration) -> Result<Duration> {
+    let time = url.duration(key)?.unwrap_or(default);
+    match (Duration::from_millis(1)..=Duration::from_secs(600)).contains(&time) {
+        true => Ok(time),
+        false => Err(invalid(format!("`{key}` is out of range: take 1ms to 10min"))),
+    }
+}
+
+fn wait(url: &ConnectUrl) -> Result<Option<WaitReplicas>> {
+    let count = url.parsed("wait_replicas", "a number of replicas")?.unwrap_or(0);
+    let timeout = time(url, "wait_timeout", Duration::from_millis(500))?;
+    Ok((count > 0).then_some(WaitReplicas { count, timeout }))
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    error::new(ErrorKind::Invalid, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(url: &str) -> Result<RedisConfig> {
+        RedisConfig::from_url(&url.parse()?)
+    }
+
+    #[test]
+    fn every_topology_has_its_url() {
+        let one = read("redis://:x@cache:7000/3").unwrap();
+        assert_eq!(one.topology, Topology::Standalone(Address::tcp("cache", 7000)));
+        assert_eq!(one.settings.login.database, 3);
+        let unix = read("redis+unix:/run/redis.sock?db=2").unwrap();
+        assert_eq!(unix.topology, Topology::Standalone(Address::Unix("/run/redis.sock".into())));
+        assert_eq!(unix.settings.login.database, 2);
+        let sentinels = vec![Address::tcp("a", 26379), Address::tcp("b", 1)];
+        let sentinel = read("redis+sentinel://a,b:1/mymaster/4").unwrap();
+        assert_eq!(sentinel.topology, Topology::Sentinel { sentinels, master: "mymaster".into() });
+        assert_eq!(sentinel.settings.login.database, 4);
+        let cluster = read("rediss+cluster://a,b").unwrap();
+        assert_eq!(
+            cluster.topology,
+            Topology::Cluster(vec![Address::tcp("a", 6379), Address::tcp("b", 6379)])
+        );
+        assert!(cluster.settings.tls.is_some());
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_with_the_cure() {
+        let refusal = |url: &str| {
+            let error = read(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{url}");
+            error.to_string()
+        };
+        assert!(refusal("redis://h?timeuot=1s").contains("connect_timeout"));
+        assert!(refusal("redis://a,b").contains("redis+cluster"));
+        assert!(refusal("redis://h/x").contains("number of a database"));
+        assert!(refusal("redis://h?tls_ca=/x").contains("rediss"));
+        assert!(refusal("rediss://h?tls_cert=/x").contains("tls_key"));
+        assert!(refusal("rediss://h?tls_verify=maybe").contains("full, ca, none"));
+        assert!(refusal("redis+sentinel://a").contains("MASTER"));
+        assert!(refusal("redis+cluster://a/1").contains("database 0"));
+        assert!(refusal("redis://user@h").contains("PASSWORD"));
+        assert!(refusal("redis://h?timeout=0s").contains("out of range"));
+        assert!(refusal("mysql://h").contains("scheme"));
+    }
+
+    #[test]
+    fn no_text_of_a_configuration_holds_a_password() {
+        let config = read("redis+sentinel://u:canary@a/m?sentinel_password=canary").unwrap();
+        assert!(!format!("{config:?} {config:#?}").contains("canary"));
+    }
+}

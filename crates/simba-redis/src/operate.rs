@@ -1,0 +1,153 @@
+//! What operators need.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use simba_core::operate::{EvictIf, Eviction, MutexRecord, Probe};
+use simba_core::{ContenderId, FencingToken, MutexName, Operate, Result};
+
+use crate::backend::RedisBackend;
+use crate::error;
+use crate::health::Info;
+use crate::node::Node;
+use crate::resp::{self, Reply};
+use crate::scripts::{Arg, Invocation, Script, key};
+use crate::session::FromStore as _;
+
+/// How many keys a scan looks at before it lets others in.
+const SCAN: &str = "1000";
+/// How many mutexes are read at once: a list of thousands must not keep renewals waiting.
+const AT_ONCE: usize = 256;
+
+#[async_trait]
+impl Operate for RedisBackend {
+    async fn list(&self) -> Result<Vec<MutexRecord>> {
+        let mut names = BTreeSet::new();
+        for node in self.shared.route.masters() {
+            scan(&node, &mut names).await?;
+        }
+        let names: Vec<_> = names.into_iter().collect();
+        let mut records = Vec::with_capacity(names.len());
+        for chunk in names.chunks(AT_ONCE) {
+            let read: Result<Vec<_>> =
+                join_all(chunk.iter().map(|name| self.read(name))).await.into_iter().collect();
+            records.extend(read?);
+        }
+        Ok(records)
+    }
+
+    async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
+        let call = Invocation { script: Script::Look, mutex, args: &[Arg::Text("1")] };
+        let (reply, _) = self.shared.route.invoke(&call).await?;
+        record(mutex, &reply)
+    }
+
+    async fn evict(&self, mutex: &MutexName, condition: EvictIf) -> Result<Eviction> {
+        let condition = match &condition {
+            EvictIf::Token(token) => [Arg::Text("t"), Arg::Number(token.get())],
+            EvictIf::Owner(owner) => [Arg::Text("o"), Arg::Text(owner.as_str())],
+            _ => [Arg::Text("*"), Arg::Text("")],
+        };
+        let standalone = Arg::Number(u64::from(self.shared.route.is_standalone()));
+        let args = [condition[0], condition[1], standalone];
+        let call = Invocation { script: Script::Evict, mutex, args: &args };
+        let (reply, _) = self.shared.route.invoke(&call).await?;
+        match reply.array().unwrap_or_default() {
+            [Reply::Int(0)] => Ok(Eviction::Vacant),
+            [Reply::Int(1), Reply::Int(left), owner] => {
+                let window = Duration::from_millis(u64::try_from(*left).unwrap_or(0));
+                Ok(Eviction::Freed { owner: contender(mutex, owner)?, window })
+            }
+            [Reply::Int(2), owner] => Ok(Eviction::Other(contender(mutex, owner)?)),
+            _ => Err(error::unexpected("an eviction")),
+        }
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        let clock = &self.shared.context.clock;
+        let mut probe = Probe::default();
+        for node in self.shared.route.masters() {
+            let pipe = node.pipe().await?;
+            let before = clock.now();
+            pipe.call(|out| out.extend_from_slice(b"*1\r\n$4\r\nPING\r\n")).await?;
+            probe.round_trip = probe.round_trip.max(clock.now() - before);
+            let info = Info::of(&node).await?;
+            probe.server = info.server();
+            for finding in info.findings() {
+                if !probe.findings.contains(&finding) {
+                    probe.findings.push(finding);
+                }
+            }
+        }
+        Ok(probe)
+    }
+}
+
+/// Collects the names of all mutexes that are held or waited for. A fence alone tells of nobody.
+async fn scan(node: &Node, names: &mut BTreeSet<MutexName>) -> Result<()> {
+    let pipe = node.pipe().await?;
+    let mut cursor = "0".to_owned();
+    loop {
+        let command = resp::command(&["SCAN", &cursor, "MATCH", "simba:{*}*", "COUNT", SCAN]);
+        let reply = pipe.call(|out| out.extend_from_slice(&command)).await?;
+        if let Reply::Error(words) = &reply {
+            return Err(error::refused(words));
+        }
+        let Some([next, Reply::Array(keys)]) = reply.array() else { return Err(error::unexpected("SCAN")) };
+        names.extend(keys.iter().filter_map(|key| name(key.text()?)));
+        match next.text() {
+            Some("0") => return Ok(()),
+            Some(next) => cursor = next.to_owned(),
+            None => return Err(error::unexpected("SCAN")),
+        }
+    }
+}
+
+/// The mutex that a key is of.
+fn name(key: &str) -> Option<MutexName> {
+    let rest = key.strip_prefix("simba:{")?;
+    let name = ["}", "}:contender"].iter().find_map(|suffix| rest.strip_suffix(suffix))?;
+    MutexName::legacy(name).ok()
+}
+
+fn contender(mutex: &MutexName, reply: &Reply) -> Result<ContenderId> {
+    let id = reply.text().and_then(|id| ContenderId::foreign(id).ok());
+    id.ok_or_else(|| error::foreign(&key(mutex)))
+}
+
+fn record(mutex: &MutexName, reply: &Reply) -> Result<MutexRecord> {
+    let mut record = MutexRecord::free(mutex.clone());
+    let parts = reply.array().unwrap_or_default();
+    let [Reply::Int(waiters), held @ ..] = parts else { return Err(error::unexpected("a look")) };
+    record.waiters = usize::try_from(*waiters).ok();
+    let [Reply::Int(left), Reply::Int(token), Reply::Int(transition), owner] = held else {
+        return Ok(record);
+    };
+    record.owner = Some(contender(mutex, owner)?);
+    record.remaining = u64::try_from(*left).ok().map(Duration::from_millis);
+    record.token = FencingToken::from_store(*token);
+    // A token is the time of its acquisition, unless the server's clock went back before it.
+    record.acquired_at = record.token.and_then(acquired_at);
+    record.in_transition = record.token.map(|_| left <= transition);
+    Ok(record)
+}
+
+fn acquired_at(token: FencingToken) -> Option<SystemTime> {
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(token.get()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_tells_its_mutex() {
+        let of = |key| name(key).map(|name| name.as_str().to_owned());
+        assert_eq!(of("simba:{orders}").as_deref(), Some("orders"));
+        assert_eq!(of("simba:{orders}:fence"), None);
+        assert_eq!(of("simba:{a:b}:contender").as_deref(), Some("a:b"));
+        assert_eq!((of("simba:{orders}:alive"), of("other"), of("simba:{}")), (None, None, None));
+    }
+}

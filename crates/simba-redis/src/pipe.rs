@@ -1,0 +1,240 @@
+//! One connection for the commands of all sessions: replies come in the order of the requests.
+//!
+//! Every request leaves a slot behind, and every reply takes the oldest slot, whether its caller still waits or
+//! not. So a call that is dropped never leaves its reply to the next.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use simba_core::{Clock, Error, Result};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
+use tokio::sync::{Notify, oneshot};
+
+use crate::error;
+use crate::resp::{self, Reply};
+use crate::stream::Stream;
+
+/// How many replies may be outstanding; beyond that the server does not keep up, and who asks is told.
+const MOST_WAITING: usize = 1 << 18;
+/// How many looks without a reply make a silent connection a broken one.
+const SILENT_LOOKS: u32 = 4;
+/// What a buffer may keep of a burst.
+const KEPT: usize = 64 << 10;
+
+/// The way into one connection. Clones are cheap.
+#[derive(Clone)]
+pub(crate) struct Pipe {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    outbox: Mutex<Outbox>,
+    filled: Notify,
+}
+
+#[derive(Default)]
+struct Outbox {
+    bytes: Vec<u8>,
+    slots: VecDeque<Slot>,
+    /// How many replies came so far.
+    answered: u64,
+    broken: Option<Error>,
+}
+
+/// Who waits for a reply; `None` if nobody cares.
+type Slot = Option<oneshot::Sender<Reply>>;
+
+impl Pipe {
+    pub(crate) fn new() -> Self {
+        Self { inner: Arc::new(Inner { outbox: Mutex::default(), filled: Notify::new() }) }
+    }
+
+    /// Sends what `write` writes, which is one command, and waits for its reply.
+    ///
+    /// # Cancel safety
+    ///
+    /// The command is sent all the same; its reply goes to nobody.
+    pub(crate) async fn call(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
+        let (slot, reply) = oneshot::channel();
+        self.push(Some(slot), write)?;
+        reply.await.map_err(|_| self.cause())
+    }
+
+    /// Sends commands that belong together, and waits for the reply to the last one.
+    pub(crate) async fn call_after(&self, first: &[u8], write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
+        let (slot, reply) = oneshot::channel();
+        {
+            let mut outbox = self.open()?;
+            outbox.bytes.extend_from_slice(first);
+            outbox.slots.push_back(None);
+            write(&mut outbox.bytes);
+            outbox.slots.push_back(Some(slot));
+        }
+        self.inner.filled.notify_one();
+        reply.await.map_err(|_| self.cause())
+    }
+
+    /// Sends a command whose reply nobody waits for.
+    pub(crate) fn send(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+        self.push(None, write)
+    }
+
+    fn push(&self, slot: Slot, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+        let mut outbox = self.open()?;
+        write(&mut outbox.bytes);
+        outbox.slots.push_back(slot);
+        drop(outbox);
+        self.inner.filled.notify_one();
+        Ok(())
+    }
+
+    fn open(&self) -> Result<MutexGuard<'_, Outbox>> {
+        let outbox = self.inner.outbox();
+        match &outbox.broken {
+            Some(cause) => Err(cause.clone()),
+            None if outbox.slots.len() >= MOST_WAITING => Err(error::overrun()),
+            None => Ok(outbox),
+        }
+    }
+
+    /// Ends the connection: everyone who waits gets this cause, and so does everyone who comes.
+    pub(crate) fn break_off(&self, cause: Error) {
+        let mut outbox = self.inner.outbox();
+        if outbox.broken.is_none() {
+            outbox.broken = Some(cause);
+        }
+        outbox.bytes = Vec::new();
+        let slots = std::mem::take(&mut outbox.slots);
+        drop(outbox);
+        drop(slots);
+        self.inner.filled.notify_one();
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.inner.outbox().broken.is_some()
+    }
+
+    fn cause(&self) -> Error {
+        self.inner.outbox().broken.clone().unwrap_or_else(error::gone)
+    }
+
+    /// Carries bytes until the connection ends, and says why it did.
+    pub(crate) async fn drive(&self, stream: Stream, clock: &dyn Clock, limits: Limits) -> Error {
+        let (reader, writer) = tokio::io::split(stream);
+        let cause = tokio::select! {
+            biased;
+            cause = self.read(reader) => cause,
+            cause = self.write(writer) => cause,
+            cause = self.watch(clock, limits) => cause,
+        };
+        self.break_off(cause.clone());
+        cause
+    }
+
+    async fn write(&self, mut writer: WriteHalf<Stream>) -> Error {
+        let mut bytes = Vec::new();
+        loop {
+            self.inner.filled.notified().await;
+            // Who is ready too gets its command into the same write.
+            tokio::task::yield_now().await;
+            {
+                let mut outbox = self.inner.outbox();
+                if let Some(cause) = &outbox.broken {
+                    return cause.clone();
+                }
+                std::mem::swap(&mut bytes, &mut outbox.bytes);
+            }
+            // Encryption keeps back what is not flushed.
+            if let Err(cause) = writer.write_all(&bytes).await.and(writer.flush().await) {
+                return error::io(cause);
+            }
+            bytes.clear();
+            bytes.shrink_to(KEPT);
+        }
+    }
+
+    async fn read(&self, mut reader: ReadHalf<Stream>) -> Error {
+        let mut buffer = Vec::with_capacity(KEPT);
+        let mut replies = Vec::new();
+        loop {
+            match reader.read_buf(&mut buffer).await {
+                Ok(0) => return error::io(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(cause) => return error::io(cause),
+            }
+            let mut at = 0;
+            loop {
+                match resp::parse(&buffer[at..]) {
+                    Ok(Some((reply, length))) => {
+                        replies.push(reply);
+                        at += length;
+                    }
+                    Ok(None) => break,
+                    Err(cause) => return error::malformed(cause),
+                }
+            }
+            buffer.drain(..at);
+            if buffer.is_empty() {
+                buffer.shrink_to(KEPT);
+            }
+            if let Err(cause) = self.hand_out(&mut replies) {
+                return cause;
+            }
+        }
+    }
+
+    /// Gives every reply to the oldest request.
+    fn hand_out(&self, replies: &mut Vec<Reply>) -> Result<()> {
+        let mut outbox = self.inner.outbox();
+        for reply in replies.drain(..) {
+            let Some(slot) = outbox.slots.pop_front() else { return Err(error::unasked()) };
+            outbox.answered += 1;
+            if let Some(slot) = slot {
+                // Who does not wait any more has dropped its end.
+                let _ = slot.send(reply);
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks a silent server for a sign of life, and ends the connection if none comes.
+    async fn watch(&self, clock: &dyn Clock, limits: Limits) -> Error {
+        let look = limits.silence / SILENT_LOOKS;
+        let (mut answered, mut silent, mut idle) = (0, 0, Duration::ZERO);
+        loop {
+            clock.sleep_until(clock.now() + look).await;
+            let (now_answered, waiting) = {
+                let outbox = self.inner.outbox();
+                (outbox.answered, !outbox.slots.is_empty())
+            };
+            let progress = now_answered != answered;
+            answered = now_answered;
+            silent = if waiting && !progress { silent + 1 } else { 0 };
+            idle = if waiting || progress { Duration::ZERO } else { idle + look };
+            if silent >= SILENT_LOOKS {
+                return error::silent(limits.silence);
+            }
+            if idle >= limits.ping {
+                idle = Duration::ZERO;
+                let _ = self.send(|out| out.extend_from_slice(b"*1\r\n$4\r\nPING\r\n"));
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn outbox(&self) -> MutexGuard<'_, Outbox> {
+        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How long a connection may be silent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// With a reply outstanding, before it counts as broken.
+    pub(crate) silence: Duration,
+    /// Without anything to do, before it is asked for a sign of life.
+    pub(crate) ping: Duration,
+}

@@ -1,0 +1,87 @@
+//! Which server is the master, as the sentinels see it.
+
+use std::time::Duration;
+
+use simba_core::{Error, ErrorKind, Result};
+
+use crate::config::Address;
+use crate::error;
+use crate::node::Context;
+use crate::resp::Reply;
+use crate::wire::Wire;
+
+/// How often the sentinels are asked whether the master is still the master.
+const LOOK: Duration = Duration::from_secs(1);
+
+pub(crate) struct Sentinel {
+    pub(crate) sentinels: Vec<Address>,
+    pub(crate) master: String,
+}
+
+impl Sentinel {
+    /// Connects to the master.
+    pub(crate) async fn connect(&self, context: &Context) -> Result<(Wire, Address)> {
+        let address = self.find(context).await?;
+        let mut wire = context.ready(&address).await?;
+        let role = wire.ask_within(&*context.clock, context.settings.timeout, &["ROLE"]).await?;
+        let role = role.array().and_then(|role| role.first()?.text());
+        match role {
+            Some("master") => Ok((wire, address)),
+            _ => {
+                let message =
+                    format!("the sentinels name {address}, which is no master: a failover is under way");
+                Err(error::new(ErrorKind::Unavailable, message))
+            }
+        }
+    }
+
+    /// The master's address, from the first sentinel that knows it.
+    async fn find(&self, context: &Context) -> Result<Address> {
+        let mut last = None;
+        // In random order, so that one that is gone does not delay every try.
+        let first = fastrand::usize(..self.sentinels.len());
+        for at in 0..self.sentinels.len() {
+            let sentinel = &self.sentinels[(first + at) % self.sentinels.len()];
+            match self.ask(sentinel, context).await {
+                Ok(address) => return Ok(address),
+                Err(cause) => last = Some(cause),
+            }
+        }
+        let cause = last.unwrap_or_else(error::gone);
+        if !cause.is_transient() {
+            return Err(cause);
+        }
+        Err(error::new(ErrorKind::Unavailable, format!("no sentinel knows the master `{}`", self.master))
+            .with_source(cause))
+    }
+
+    async fn ask(&self, sentinel: &Address, context: &Context) -> Result<Address> {
+        let (settings, clock) = (&context.settings, &*context.clock);
+        let mut wire = Wire::open(sentinel, settings, &settings.sentinel_login, clock).await?;
+        let question = ["SENTINEL", "get-master-addr-by-name", &self.master];
+        let reply = wire.ask_within(clock, settings.timeout, &question).await?;
+        if reply == Reply::Nil {
+            let message = format!("the sentinels watch no master `{}`: check the name", self.master);
+            return Err(error::new(ErrorKind::Config, message));
+        }
+        let parts = reply.array().and_then(|parts| {
+            let [host, port] = parts else { return None };
+            Some(Address::tcp(host.text()?, port.text()?.parse().ok()?))
+        });
+        parts.ok_or_else(|| error::unexpected("the address of the master"))
+    }
+
+    /// Completes when the sentinels name another master.
+    pub(crate) async fn moved(&self, address: &Address, context: &Context) -> Error {
+        loop {
+            context.clock.sleep_until(context.clock.now() + LOOK).await;
+            match self.find(context).await {
+                Ok(now) if now != *address => {
+                    let message = format!("the master is {now} now, no longer {address}");
+                    return error::new(ErrorKind::Unavailable, message);
+                }
+                _ => {}
+            }
+        }
+    }
+}

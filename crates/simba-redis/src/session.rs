@@ -1,0 +1,255 @@
+//! One contender or observer at the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use simba_core::{
+    Answer, Claim, ContenderId, ErrorKind, FencingToken, Holding, Intent, Lease, Listener, Ownership, Prior,
+    Result, Session,
+};
+
+use crate::backend::Shared;
+use crate::config::WaitReplicas;
+use crate::error;
+use crate::pipe::Pipe;
+use crate::resp::Reply;
+use crate::scripts::{Arg, Invocation, Script, key};
+use crate::subscriber::Channel;
+
+/// Redis counts leases in whole milliseconds, from one that has begun.
+const ROUNDING: Duration = Duration::from_millis(1);
+
+pub(crate) struct RedisSession {
+    shared: Arc<Shared>,
+    claim: Claim,
+    /// Tells this session from every other under the same id.
+    nonce: u64,
+    /// The first time in the queue, in microseconds of the server's time; 0 for none.
+    place: u64,
+    ears: Option<Box<[Listener<Channel>]>>,
+    /// Heard from the server that it will be told.
+    listens: bool,
+    holds: bool,
+    /// May stand in the queue.
+    queued: bool,
+}
+
+impl RedisSession {
+    pub(crate) fn new(shared: Arc<Shared>, claim: Claim) -> Self {
+        let nonce = fastrand::u64(..);
+        Self { shared, claim, nonce, place: 0, ears: None, listens: false, holds: false, queued: false }
+    }
+
+    async fn ask(&self, prior: Prior) -> Result<(Reply, Pipe)> {
+        let lease = &self.claim.lease;
+        let patience = (lease.poll() * 2).max(lease.ttl());
+        let args = [
+            Arg::Text(self.claim.contender.as_str()),
+            self.fence(),
+            Arg::Number(whole_millis(lease.total())),
+            match prior {
+                Prior::Nothing => Arg::Text("-"),
+                Prior::Held => Arg::Text("+"),
+                Prior::Lapsed(token) => Arg::Number(token.get()),
+                _ => Arg::Text("?"),
+            },
+            Arg::Text(match (self.claim.intent, self.shared.route.is_standalone()) {
+                (Intent::Queue, true) => "Q",
+                (Intent::Queue, false) => "q",
+                (_, true) => "T",
+                (_, false) => "t",
+            }),
+            Arg::Number(self.place),
+            Arg::Half(whole_millis(patience), self.listens),
+        ];
+        self.invoke(Script::Contend, &args).await
+    }
+
+    async fn invoke(&self, script: Script, args: &[Arg<'_>]) -> Result<(Reply, Pipe)> {
+        let call = Invocation { script, mutex: &self.claim.mutex, args };
+        self.shared.route.invoke(&call).await
+    }
+
+    /// What the fence says of this session when it holds.
+    fn fence(&self) -> Arg<'_> {
+        let transition = whole_millis(self.claim.lease.transition());
+        Arg::Fence(self.nonce, transition, self.claim.contender.as_str())
+    }
+
+    /// The arguments of a release.
+    fn leaving(&self, holding: Holding) -> [Arg<'_>; 5] {
+        [
+            Arg::Text(self.claim.contender.as_str()),
+            self.fence(),
+            match holding {
+                Holding::Nothing => Arg::Text("-"),
+                Holding::Under(token) => Arg::Number(token.get()),
+                _ => Arg::Text("?"),
+            },
+            Arg::Number(self.place),
+            Arg::Number(u64::from(self.shared.route.is_standalone())),
+        ]
+    }
+
+    fn understand(&mut self, reply: &Reply) -> Result<(Answer, bool)> {
+        let parts = reply.array().unwrap_or_default();
+        let int = |at: usize| parts.get(at).and_then(Reply::int);
+        match (int(0), int(1)) {
+            (Some(1), Some(token)) => {
+                let (lease, taken) = (self.claim.lease.total(), int(2) == Some(1));
+                let ours = Ownership::new(
+                    self.claim.contender.clone(),
+                    FencingToken::from_store(token),
+                    lease.saturating_sub(ROUNDING),
+                );
+                Ok((Answer::Ours(ours), taken))
+            }
+            (Some(0), Some(place)) => {
+                self.place = place.unsigned_abs();
+                let seen = ownership(&parts[2..], &self.claim)?;
+                Ok((Answer::Held(seen), false))
+            }
+            (Some(2), Some(place)) => {
+                self.place = place.unsigned_abs();
+                Ok((Answer::Vacant, false))
+            }
+            _ => Err(error::unexpected("a contender")),
+        }
+    }
+
+    /// Makes sure that enough replicas have what was taken, or gives it back.
+    async fn replicate(&mut self, pipe: &Pipe, wait: WaitReplicas, token: FencingToken) -> Result<()> {
+        let (count, limit) = (wait.count.to_string(), wait.timeout.as_millis().to_string());
+        let command = crate::resp::command(&["WAIT", &count, &limit]);
+        // On the connection of the acquisition: the server waits for what came over this one.
+        let reply = pipe.call(|out| out.extend_from_slice(&command)).await?;
+        let reached = match &reply {
+            Reply::Int(reached) => *reached,
+            Reply::Error(words) => return Err(error::refused(words)),
+            _ => return Err(error::unexpected("WAIT")),
+        };
+        if reached >= i64::from(wait.count) {
+            return Ok(());
+        }
+        self.release(Holding::Under(token)).await?;
+        let message = format!(
+            "only {reached} of {count} replicas had the acquisition within {:?}: it was given back",
+            wait.timeout
+        );
+        Err(error::new(ErrorKind::Unavailable, message))
+    }
+
+    fn channels(&self) -> Vec<Channel> {
+        let key = key(&self.claim.mutex);
+        match self.claim.intent {
+            Intent::Queue => vec![format!("{key}:{}", self.claim.contender).into()],
+            _ => vec![format!("{key}:owner").into(), key.into()],
+        }
+    }
+}
+
+/// Who owns the mutex: `{ms left, token or 0, .., owner}`.
+fn ownership(parts: &[Reply], claim: &Claim) -> Result<Ownership> {
+    let (Some(left), Some(token), Some(owner)) =
+        (parts.first().and_then(Reply::int), parts.get(1).and_then(Reply::int), parts.last())
+    else {
+        return Err(error::unexpected("who holds a mutex"));
+    };
+    let owner = owner.text().and_then(|owner| ContenderId::foreign(owner).ok());
+    let owner = owner.ok_or_else(|| error::foreign(&key(&claim.mutex)))?;
+    Ok(Ownership::new(owner, FencingToken::from_store(token), remaining(left, &claim.lease, claim)))
+}
+
+/// A key without an end keeps everyone out for good: it is looked at now and then.
+fn remaining(left: i64, lease: &Lease, claim: &Claim) -> Duration {
+    match u64::try_from(left) {
+        Ok(left) => Duration::from_millis(left),
+        Err(_) => {
+            let key = key(&claim.mutex);
+            tracing::warn!(%key, "the key has no expiry, so no lease ever ends: remove it");
+            lease.total().max(Duration::from_secs(1))
+        }
+    }
+}
+
+fn whole_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A token as the scripts tell it: 0 for none.
+pub(crate) trait FromStore {
+    fn from_store(token: i64) -> Option<FencingToken>;
+}
+
+impl FromStore for FencingToken {
+    fn from_store(token: i64) -> Option<FencingToken> {
+        u64::try_from(token).ok().filter(|token| *token > 0).map(Self::new)
+    }
+}
+
+#[async_trait]
+impl Session for RedisSession {
+    async fn contend(&mut self, prior: Prior) -> Result<Answer> {
+        // From here on, whatever becomes of the reply.
+        self.queued |= self.claim.intent == Intent::Queue;
+        let (reply, pipe) = self.ask(prior).await?;
+        let (answer, taken) = self.understand(&reply)?;
+        self.holds = matches!(answer, Answer::Ours(_));
+        if let Answer::Ours(ours) = &answer {
+            // Its lease ends a hold; nothing that is published tells a holder more.
+            (self.queued, self.ears, self.listens, self.place) = (false, None, false, 0);
+            if let (true, Some(wait), Some(token)) = (taken, self.shared.context.settings.wait, ours.token) {
+                self.replicate(&pipe, wait, token).await?;
+            }
+        }
+        Ok(answer)
+    }
+
+    async fn inspect(&mut self) -> Result<Option<Ownership>> {
+        let (reply, _) = self.invoke(Script::Look, &[Arg::Text("0")]).await?;
+        match reply.array() {
+            Some([_]) => Ok(None),
+            Some([_, seen @ ..]) => ownership(seen, &self.claim).map(Some),
+            _ => Err(error::unexpected("a look")),
+        }
+    }
+
+    async fn release(&mut self, holding: Holding) -> Result<()> {
+        self.holds = false;
+        self.invoke(Script::Release, &self.leaving(holding)).await?;
+        (self.queued, self.place) = (false, 0);
+        Ok(())
+    }
+
+    async fn changed(&mut self) -> Result<()> {
+        if self.holds {
+            return std::future::pending().await;
+        }
+        if self.ears.is_none() {
+            let listen = |channel| self.shared.ears.listen(channel);
+            self.ears = Some(self.channels().iter().map(listen).collect());
+        }
+        match self.ears.as_deref_mut() {
+            Some([one, other]) => tokio::select! {
+                biased;
+                () = one.rung() => {}
+                () = other.rung() => {}
+            },
+            Some([one]) => one.rung().await,
+            _ => std::future::pending().await,
+        }
+        self.listens = true;
+        Ok(())
+    }
+}
+
+impl Drop for RedisSession {
+    fn drop(&mut self) {
+        if self.queued {
+            let args = self.leaving(Holding::Nothing);
+            let call = Invocation { script: Script::Release, mutex: &self.claim.mutex, args: &args };
+            self.shared.route.send(&call);
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The rows about processes: killed, stopped, told to end.
+
+mod common;
+
+simba_tck::processes!(common::Store);

@@ -1,0 +1,5 @@
+//! The rows about the network, through a proxy in front of the real server.
+
+mod common;
+
+simba_tck::rows!(common::Store::shared());

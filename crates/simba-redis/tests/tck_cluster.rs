@@ -1,0 +1,5 @@
+//! The whole kit on a cluster of six.
+
+mod common;
+
+simba_tck::suite!(common::Group::shared("SIMBA_TCK_REDIS_CLUSTER"));

@@ -1,0 +1,5 @@
+//! The whole kit on a Valkey.
+
+mod common;
+
+simba_tck::suite!(common::Store::valkey());

