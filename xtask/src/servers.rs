@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
-use simba_servers::{Certificates, Record, Setup};
+use simba_servers::{Certificates, Ensemble, Record, Setup};
 
 use crate::workspace::{Variable, Workspace};
 
@@ -40,12 +40,17 @@ const SERVERS: &[Shared] = &[
         variable: "SIMBA_TCK_MYSQL_ZONE",
         setup: |_| Setup::mariadb().with_zone(ZONE),
     },
+    Shared { name: "zookeeper", variable: "SIMBA_TCK_ZOOKEEPER", setup: |_| Setup::zookeeper() },
     Shared { name: "postgres", variable: POSTGRES, setup: |tls| Setup::postgres().with_tls(tls) },
 ];
 
 /// The one that stands in front of another.
 const POSTGRES: &str = "SIMBA_TCK_POSTGRES";
 const POOLER: (&str, &str) = ("pgbouncer", "SIMBA_TCK_PGBOUNCER");
+
+/// Those that need each other.
+const ENSEMBLE: ([&str; 3], &str) =
+    (["zookeeper-1", "zookeeper-2", "zookeeper-3"], "SIMBA_TCK_ZOOKEEPER_ENSEMBLE");
 
 /// Does something with the servers running, and stops them however it went.
 pub(crate) fn around(workspace: Workspace, act: impl FnOnce(&Workspace) -> Result<()>) -> Result<()> {
@@ -75,7 +80,29 @@ pub(crate) fn up(workspace: &Workspace) -> Result<Vec<Variable>> {
         }
         variables.push((server.variable, record.url));
     }
+    variables.push((ENSEMBLE.1, bring_up_ensemble(state)?));
     Ok(variables)
+}
+
+/// Starts an ensemble, unless all of its servers run; gives the URL with all of them.
+fn bring_up_ensemble(state: &Path) -> Result<String> {
+    let mut there = Vec::new();
+    for name in ENSEMBLE.0 {
+        there.extend(Record::load(state, name)?.map(|record| (name, record)));
+    }
+    if there.len() < ENSEMBLE.0.len() || !there.iter().all(|(_, record)| record.is_alive()) {
+        for (name, record) in there.drain(..) {
+            bring_down(state, name, &record)?;
+        }
+        for (name, server) in ENSEMBLE.0.into_iter().zip(Ensemble::start()?.into_servers()) {
+            let record = server.leave_running();
+            record.save(state, name)?;
+            eprintln!("{name}: started, pid {}, in {}", record.pid, record.dir.display());
+            there.push((name, record));
+        }
+    }
+    let addresses: Vec<_> = there.iter().map(|(_, record)| record.address.to_string()).collect();
+    Ok(format!("zookeeper://{}", addresses.join(",")))
 }
 
 /// Starts all of [`SERVERS`] at once: each of them waits for its disk.
@@ -103,7 +130,7 @@ pub(crate) fn down(workspace: &Workspace) -> Result<()> {
 
 /// All names, whoever stands in front of another first.
 fn names() -> impl Iterator<Item = &'static str> {
-    std::iter::once(POOLER.0).chain(SERVERS.iter().map(|server| server.name))
+    std::iter::once(POOLER.0).chain(ENSEMBLE.0).chain(SERVERS.iter().map(|server| server.name))
 }
 
 fn bring_up(state: &Path, name: &str, setup: impl FnOnce() -> Setup) -> Result<Record> {
@@ -138,7 +165,7 @@ mod tests {
     fn no_two_servers_share_a_name_or_a_variable() {
         let names: HashSet<_> = names().collect();
         let variables: HashSet<_> =
-            SERVERS.iter().map(|server| server.variable).chain([TLS, POOLER.1]).collect();
-        assert_eq!((names.len(), variables.len()), (SERVERS.len() + 1, SERVERS.len() + 2));
+            SERVERS.iter().map(|server| server.variable).chain([TLS, POOLER.1, ENSEMBLE.1]).collect();
+        assert_eq!((names.len(), variables.len()), (SERVERS.len() + 4, SERVERS.len() + 3));
     }
 }

@@ -23,7 +23,7 @@ const STEPS: &[Step] = &[
 ];
 
 /// The packages whose tests need servers.
-const STORES: &[&str] = &["simba-mysql", "simba-postgres"];
+const STORES: &[&str] = &["simba-mysql", "simba-postgres", "simba-redis", "simba-zookeeper"];
 
 /// Most tests of a store wait for a lease to end: more of them at once than there are cores.
 const AT_ONCE: (&str, &str) = ("RUST_TEST_THREADS", "8");

@@ -17,6 +17,7 @@
 
 mod certificates;
 mod debian;
+mod ensemble;
 mod kinds;
 mod logins;
 mod record;
@@ -25,6 +26,7 @@ mod setup;
 mod shared;
 
 pub use certificates::Certificates;
+pub use ensemble::{Ensemble, EnsemblePlan};
 pub use record::Record;
 pub use server::Server;
 pub use setup::Setup;

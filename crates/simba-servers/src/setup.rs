@@ -25,6 +25,7 @@ pub struct Setup {
     zone: Option<String>,
     tls: Option<Certificates>,
     upstream: Option<SocketAddr>,
+    settings: Vec<String>,
 }
 
 impl Setup {
@@ -70,8 +71,21 @@ impl Setup {
         setup
     }
 
+    /// A ZooKeeper on its own, with short ticks and long sessions allowed.
+    pub const fn zookeeper() -> Self {
+        Self::of(&kinds::zookeeper::KIND)
+    }
+
     const fn of(kind: &'static Kind) -> Self {
-        Self { kind, args: Vec::new(), env: Vec::new(), zone: None, tls: None, upstream: None }
+        Self {
+            kind,
+            args: Vec::new(),
+            env: Vec::new(),
+            zone: None,
+            tls: None,
+            upstream: None,
+            settings: Vec::new(),
+        }
     }
 
     /// One more word on its command line.
@@ -83,6 +97,12 @@ impl Setup {
     /// A variable of its environment.
     pub fn with_env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// One more line in the file of settings, for a server that has one.
+    pub fn with_setting(mut self, line: impl Into<String>) -> Self {
+        self.settings.push(line.into());
         self
     }
 
@@ -126,6 +146,7 @@ impl Setup {
             tls: self.tls.is_some(),
             zone: self.zone.clone(),
             upstream: self.upstream,
+            settings: self.settings.clone(),
             login: self.kind.user.map_or(Ok(None), Login::if_root)?,
         };
         let furnished = self.furnish(&place);

@@ -5,6 +5,7 @@ mod mysql;
 mod postgres;
 mod redis;
 mod sqlite;
+mod zookeeper;
 
 use anyhow::{Context, Result};
 use simba_core::ConnectUrl;
@@ -12,7 +13,14 @@ use simba_core::ConnectUrl;
 use crate::target::Target;
 
 /// All of them, in the order of the report.
-pub(crate) const STORES: &[&dyn Target] = &[&memory::Memory, &sqlite::Sqlite, &postgres::Postgres, &mysql::MySql, &redis::Redis];
+pub(crate) const STORES: &[&dyn Target] = &[
+    &memory::Memory,
+    &sqlite::Sqlite,
+    &postgres::Postgres,
+    &mysql::MySql,
+    &redis::Redis,
+    &zookeeper::Zookeeper,
+];
 
 /// The store of this name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Target> {

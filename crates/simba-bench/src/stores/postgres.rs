@@ -26,7 +26,8 @@ impl Target for Postgres {
     }
 
     async fn connect(&self) -> Result<Arc<dyn Backend>> {
-        let backend = PostgresBackend::connect(PostgresConfig::from_url(&url("SIMBA_TCK_POSTGRES")?)?).await?;
+        let backend =
+            PostgresBackend::connect(PostgresConfig::from_url(&url("SIMBA_TCK_POSTGRES")?)?).await?;
         backend.apply_schema().await?;
         Ok(Arc::new(backend))
     }
@@ -73,8 +74,7 @@ impl Raw {
         client.batch_execute(TABLE).await?;
         let (take, free) = (client.prepare(TAKE).await?, client.prepare(FREE).await?);
         let call = client.prepare(CALL).await?;
-        let raw =
-            Arc::new(Self { client, take, free, call, bells: Mutex::default(), _listener: listener });
+        let raw = Arc::new(Self { client, take, free, call, bells: Mutex::default(), _listener: listener });
         let heard = Arc::clone(&raw);
         tokio::spawn(async move {
             while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {

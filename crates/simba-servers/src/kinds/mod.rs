@@ -6,6 +6,7 @@ pub(crate) mod postgres;
 pub(crate) mod redis;
 pub(crate) mod redis_group;
 pub(crate) mod valkey;
+pub(crate) mod zookeeper;
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -48,6 +49,8 @@ pub(crate) struct Place {
     pub(crate) zone: Option<String>,
     /// The server behind a pooler.
     pub(crate) upstream: Option<SocketAddr>,
+    /// Lines for its file of settings.
+    pub(crate) settings: Vec<String>,
     pub(crate) login: Option<Login>,
 }
 

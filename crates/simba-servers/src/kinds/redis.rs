@@ -77,7 +77,9 @@ mod tests {
             stream.read_exact(&mut [0; 6]).unwrap();
         });
         let dir = std::env::temp_dir();
-        let outcome = probe(&Place { dir, address, tls: false, zone: None, upstream: None, login: None });
+        let settings = Vec::new();
+        let place = Place { dir, address, tls: false, zone: None, upstream: None, settings, login: None };
+        let outcome = probe(&place);
         server.join().unwrap();
         outcome
     }

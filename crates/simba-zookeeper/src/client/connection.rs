@@ -1,0 +1,204 @@
+//! One connection: the socket, TLS, the handshake, the credentials.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use simba_core::{Clock, Error, ErrorKind, within};
+use simba_net::dial;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio_rustls::TlsConnector;
+
+use super::code::Code;
+use super::frame::Frames;
+use super::jute::{Malformed, Reader, Writer};
+use super::message::{self, Granted, Header};
+use super::sasl;
+use crate::config::{Login, Place, Scheme, ZookeeperConfig};
+
+/// The two directions of a connection that a server has accepted.
+pub(super) struct Wire {
+    pub(super) reader: Box<dyn AsyncRead + Send + Unpin>,
+    pub(super) writer: Box<dyn AsyncWrite + Send + Unpin>,
+    pub(super) frames: Frames,
+}
+
+/// What a client knows of its session.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Life {
+    pub(super) session: i64,
+    pub(super) password: Vec<u8>,
+    /// The latest transaction it has seen: a server that knows less must not serve it.
+    pub(super) zxid: i64,
+}
+
+/// How a handshake ended, if not with an error.
+pub(super) enum Shake {
+    Granted(Wire, Granted),
+    /// The server does not have the session any more.
+    Expired,
+    /// The question may have come through, an answer did not.
+    Unheard(Error),
+}
+
+impl Wire {
+    /// Connects to one server and asks for the session.
+    pub(super) async fn open(
+        config: &ZookeeperConfig,
+        place: &Place,
+        life: &Life,
+        timeout: u32,
+        limit: Duration,
+        clock: &Arc<dyn Clock>,
+    ) -> Result<Shake, Error> {
+        let tcp = dial(&place.host, place.port, limit, &**clock).await.map_err(|e| unreachable(place, e))?;
+        let shaken = within(&**clock, limit, async {
+            let mut wire = match &config.tls {
+                None => {
+                    let (reader, writer) = tcp.into_split();
+                    Self::of(reader, writer)
+                }
+                Some(tls) => {
+                    let connector = TlsConnector::from(tls.client_config()?);
+                    let name = tls.server_name(&place.host)?;
+                    let stream = connector.connect(name, tcp).await.map_err(|e| refused(place, e))?;
+                    let (reader, writer) = tokio::io::split(stream);
+                    Self::of(reader, writer)
+                }
+            };
+            let granted = wire.shake(place, life, timeout).await?;
+            if granted.session == 0 || granted.timeout <= 0 {
+                return Ok(Shake::Expired);
+            }
+            if let Some(login) = &config.login {
+                wire.log_in(place, login).await?;
+            }
+            Ok(Shake::Granted(wire, granted))
+        });
+        shaken.await.unwrap_or_else(|| Ok(Shake::Unheard(silent(place, limit))))
+    }
+
+    fn of(
+        reader: impl AsyncRead + Send + Unpin + 'static,
+        writer: impl AsyncWrite + Send + Unpin + 'static,
+    ) -> Self {
+        Self { reader: Box::new(reader), writer: Box::new(writer), frames: Frames::default() }
+    }
+
+    async fn shake(&mut self, place: &Place, life: &Life, timeout: u32) -> Result<Granted, Error> {
+        let mut writer = Writer::default();
+        let timeout = i32::try_from(timeout).unwrap_or(i32::MAX);
+        message::connect(life.zxid, timeout, life.session, &life.password, &mut writer);
+        self.put(place, &writer).await?;
+        let frame = self.frame(place).await?;
+        message::connected(&frame).map_err(|malformed| stranger(place, malformed))
+    }
+
+    async fn log_in(&mut self, place: &Place, login: &Login) -> Result<(), Error> {
+        let mut writer = Writer::default();
+        match login.scheme {
+            Scheme::Digest => {
+                let credentials = format!("{}:{}", login.user, login.password);
+                message::authenticate("digest", credentials.as_bytes(), &mut writer);
+                self.put(place, &writer).await?;
+                let frame = self.frame(place).await?;
+                accepted(place, &mut Reader::new(&frame))
+            }
+            Scheme::Sasl => {
+                message::sasl(1, &[], &mut writer);
+                let challenge = self.token(place, writer).await?;
+                let mut writer = Writer::default();
+                let answer = sasl::answer(&challenge, &login.user, &login.password)
+                    .ok_or_else(|| stranger(place, Malformed("the server's challenge is not DIGEST-MD5")))?;
+                message::sasl(2, answer.as_bytes(), &mut writer);
+                self.token(place, writer).await.map(drop)
+            }
+        }
+    }
+
+    /// One step of SASL.
+    async fn token(&mut self, place: &Place, writer: Writer) -> Result<Vec<u8>, Error> {
+        self.put(place, &writer).await?;
+        let frame = self.frame(place).await.map_err(|error| match error.kind() {
+            // A server that does not like the password closes the connection without a word.
+            ErrorKind::Unavailable => denied(place).with_source(error),
+            _ => error,
+        })?;
+        let mut reader = Reader::new(&frame);
+        accepted(place, &mut reader)?;
+        let token = reader.buffer().map_err(|malformed| stranger(place, malformed))?;
+        Ok(token.to_vec())
+    }
+
+    async fn put(&mut self, place: &Place, writer: &Writer) -> Result<(), Error> {
+        self.writer.write_all(writer.bytes()).await.map_err(|error| broken(place, error))?;
+        self.writer.flush().await.map_err(|error| broken(place, error))
+    }
+
+    async fn frame(&mut self, place: &Place) -> Result<Vec<u8>, Error> {
+        loop {
+            if let Some(frame) = self.frames.next().map_err(|malformed| stranger(place, malformed))? {
+                return Ok(frame.to_vec());
+            }
+            match self.frames.fill(&mut self.reader).await {
+                Ok(true) => {}
+                Ok(false) => return Err(broken(place, io::ErrorKind::UnexpectedEof.into())),
+                Err(error) => return Err(broken(place, error)),
+            }
+        }
+    }
+}
+
+fn accepted(place: &Place, reader: &mut Reader<'_>) -> Result<(), Error> {
+    let header = Header::read(reader).map_err(|malformed| stranger(place, malformed))?;
+    match Code::of(header.error) {
+        None => Ok(()),
+        Some(code) => Err(denied(place).with_source(code)),
+    }
+}
+
+/// What a server says of itself, in the language for people; nothing if it does not talk to strangers.
+pub(crate) async fn srvr(place: &Place, limit: Duration, clock: &dyn Clock) -> Option<String> {
+    const MOST: u64 = 16 << 10;
+    let asked = async {
+        let mut stream = dial(&place.host, place.port, limit, clock).await.ok()?;
+        stream.write_all(b"srvr").await.ok()?;
+        let mut said = String::new();
+        stream.take(MOST).read_to_string(&mut said).await.ok()?;
+        Some(said)
+    };
+    within(clock, limit, asked).await.flatten()
+}
+
+fn unreachable(place: &Place, error: io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("cannot reach {place}")).with_source(error)
+}
+
+fn broken(place: &Place, error: io::Error) -> Error {
+    let message = format!("{place} broke the connection before it granted a session");
+    Error::new(ErrorKind::Unavailable, message).with_source(error)
+}
+
+fn silent(place: &Place, limit: Duration) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("{place} did not grant a session within {limit:?}"))
+}
+
+fn denied(place: &Place) -> Error {
+    Error::new(ErrorKind::Denied, format!("{place} refused the credentials: check the user and its password"))
+}
+
+fn refused(place: &Place, error: io::Error) -> Error {
+    let kind = match error.kind() {
+        // What rustls does not accept: a certificate, or no TLS at all.
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => ErrorKind::Config,
+        _ => ErrorKind::Unavailable,
+    };
+    let message = format!("no TLS with {place}: check its certificate, the authority and the port");
+    Error::new(kind, message).with_source(error)
+}
+
+fn stranger(place: &Place, malformed: Malformed) -> Error {
+    let message =
+        format!("{place} does not answer as a ZooKeeper does: check the port, and whether it wants TLS");
+    Error::new(ErrorKind::Protocol, message).with_source(malformed)
+}

@@ -1,0 +1,82 @@
+//! From a stream of bytes to messages.
+
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+
+use super::jute::Malformed;
+
+/// No message is longer: a list of a hundred thousand contenders is not.
+const MAX: usize = 16 << 20;
+/// How much is read at a time. A buffer grows with what came, never with what was announced.
+const STEP: usize = 16 << 10;
+
+/// What came from the server and was not taken yet.
+#[derive(Debug, Default)]
+pub(super) struct Frames {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl Frames {
+    /// Reads what there is; false at the end of the stream.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call has read nothing.
+    pub(super) async fn fill(
+        &mut self,
+        stream: &mut (impl AsyncRead + Unpin + Send),
+    ) -> std::io::Result<bool> {
+        self.bytes.drain(..self.taken);
+        self.taken = 0;
+        self.bytes.reserve(STEP);
+        Ok(stream.read_buf(&mut self.bytes).await? > 0)
+    }
+
+    /// The next message that came as a whole.
+    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, Malformed> {
+        let rest = &self.bytes[self.taken..];
+        let Some((length, rest)) = rest.split_first_chunk::<4>() else { return Ok(None) };
+        let length = usize::try_from(i32::from_be_bytes(*length)).ok().filter(|length| *length <= MAX);
+        let length = length.ok_or(Malformed("a message has an impossible length"))?;
+        let Some(frame) = rest.get(..length) else { return Ok(None) };
+        self.taken += 4 + length;
+        Ok(Some(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn messages_come_whole_however_they_are_cut() {
+        let mut wire: &[u8] = &[0, 0, 0, 2, 7, 8, 0, 0, 0, 0, 0, 0, 0, 1];
+        let mut frames = Frames::default();
+        assert!(frames.fill(&mut wire).await.unwrap());
+        assert_eq!(frames.next().unwrap(), Some(&[7, 8][..]));
+        assert_eq!(frames.next().unwrap(), Some(&[][..]));
+        assert_eq!(frames.next().unwrap(), None);
+        let mut wire: &[u8] = &[9];
+        frames.fill(&mut wire).await.unwrap();
+        assert_eq!(frames.next().unwrap(), Some(&[9][..]));
+    }
+
+    #[tokio::test]
+    async fn an_impossible_length_is_refused_before_it_takes_memory() {
+        for mut wire in [&[0x7f, 0xff, 0xff, 0xff][..], b"HTTP/1.1 400"] {
+            let mut frames = Frames::default();
+            frames.fill(&mut wire).await.unwrap();
+            assert!(frames.next().is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_stream_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let mut frames = Frames { bytes, taken: 0 };
+            while let Ok(Some(_)) = frames.next() {}
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! One connection at work: requests out, replies in, signs of life.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use simba_core::clock::Sleep;
+use simba_core::{Clock, Moment};
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::{mpsc, oneshot};
+
+use super::code::Code;
+use super::connection::{Life, Wire};
+use super::failure::Failure;
+use super::jute::{Malformed, Reader, Writer};
+use super::message::{self, EVENT, Header, PING};
+use super::watches::Watches;
+use super::work::{Check, Job, Work};
+use super::{Command, Shared, Urgency};
+
+/// The requests of a session, whatever connection it has.
+pub(super) struct Desk {
+    pub(super) work: Work,
+    pub(super) inbox: mpsc::UnboundedReceiver<Command>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) closing: Option<oneshot::Sender<()>>,
+    /// Nobody can ask for anything any more.
+    pub(super) deserted: bool,
+}
+
+impl Desk {
+    /// Waits for the next request, and takes all that wait with it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is taken by a call that is dropped.
+    pub(super) async fn receive(&mut self) {
+        match self.inbox.recv().await {
+            Some(command) => self.take(command),
+            None => self.deserted = true,
+        }
+        while let Ok(command) = self.inbox.try_recv() {
+            self.take(command);
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Do(job) => self.work.jobs.push_back(job),
+            Command::Check(check, urgency) => {
+                self.work.urgent |= urgency == Urgency::Turn;
+                self.work.checks.push(check);
+            }
+            Command::Close(to) => self.closing = Some(to),
+        }
+    }
+
+    pub(super) const fn ends(&self) -> bool {
+        self.closing.is_some() || self.deserted
+    }
+}
+
+/// Why a connection is over.
+#[derive(Debug)]
+pub(super) enum End {
+    Broken(String),
+    Expired,
+    Closed,
+}
+
+/// What was sent and is not answered yet.
+struct Flight {
+    xid: i32,
+    sent: Moment,
+    what: Cargo,
+}
+
+enum Cargo {
+    Job(Job),
+    Checks(Vec<Check>),
+    Close,
+}
+
+/// A connection whose session is granted.
+pub(super) struct Link {
+    wire: Wire,
+    out: Writer,
+    flushed: bool,
+    flights: VecDeque<Flight>,
+    /// When the ping was sent that is not answered yet.
+    ping: Option<Moment>,
+    watches: Watches,
+    xid: i32,
+    closing: bool,
+    session: i64,
+    timeout: Duration,
+    /// When the server was heard last.
+    pub(super) heard: Moment,
+}
+
+impl Link {
+    pub(super) fn new(wire: Wire, session: i64, timeout: Duration, now: Moment) -> Self {
+        Self {
+            wire,
+            out: Writer::default(),
+            flushed: true,
+            flights: VecDeque::new(),
+            ping: None,
+            watches: Watches::default(),
+            // The first numbers may have been used to log in.
+            xid: 16,
+            closing: false,
+            session,
+            timeout,
+            heard: now,
+        }
+    }
+
+    /// Works until the connection or the session is over.
+    pub(super) async fn run(&mut self, desk: &mut Desk, life: &mut Life) -> End {
+        let clock = Arc::clone(&desk.clock);
+        // A ping in every twelfth of the timeout: whatever server we are connected to, the leader of its ensemble
+        // then heard of us within the last third, and a deadline at two thirds after a quorum call is sound.
+        let (beat, patience) = (self.timeout / 12, self.timeout / 3);
+        let mut tick = clock.sleep_until(clock.now() + beat);
+        let mut gather: Option<Sleep> = None;
+        loop {
+            if desk.work.urgent || desk.ends() {
+                gather = None;
+                self.send(desk, true);
+            } else {
+                self.send(desk, false);
+                if !desk.work.checks.is_empty() && gather.is_none() {
+                    gather = Some(clock.sleep_until(clock.now() + gathering(self.timeout)));
+                }
+            }
+            let pending = !self.out.bytes().is_empty();
+            tokio::select! {
+                biased;
+                read = self.wire.frames.fill(&mut self.wire.reader) => match read {
+                    Ok(true) => match self.read(desk, life) {
+                        Ok(None) => {}
+                        Ok(Some(end)) => return end,
+                        Err(malformed) => return End::Broken(malformed.to_string()),
+                    },
+                    Ok(false) if self.closing => return End::Closed,
+                    Ok(false) => return End::Broken("the server closed the connection".into()),
+                    Err(error) => return End::Broken(error.to_string()),
+                },
+                written = put(&mut self.wire.writer, self.out.bytes()), if pending || !self.flushed => match written {
+                    Ok(count) => {
+                        self.out.sent(count);
+                        self.flushed = count == 0;
+                    }
+                    Err(error) => return End::Broken(error.to_string()),
+                },
+                () = desk.receive(), if !desk.ends() => {}
+                () = gathered(&mut gather) => {
+                    gather = None;
+                    self.send(desk, true);
+                }
+                () = &mut tick => {
+                    tick = clock.sleep_until(clock.now() + beat);
+                    if self.waited(clock.now()) >= patience {
+                        return End::Broken(format!("the server was silent for {patience:?}"));
+                    }
+                    self.beat(clock.now());
+                }
+            }
+        }
+    }
+
+    /// For how long the oldest request has waited for its answer.
+    fn waited(&self, now: Moment) -> Duration {
+        let oldest = self.flights.front().map(|flight| flight.sent).into_iter().chain(self.ping).min();
+        oldest.map_or(Duration::ZERO, |sent| now - sent)
+    }
+
+    fn beat(&mut self, now: Moment) {
+        if self.ping.is_none() && !self.closing {
+            message::ping(&mut self.out);
+            self.ping = Some(now);
+        }
+    }
+
+    // ===== out =====
+
+    /// Puts all that waits into the way out; checks only if they are due.
+    fn send(&mut self, desk: &mut Desk, checks: bool) {
+        let now = desk.clock.now();
+        while let Some(job) = desk.work.next_job() {
+            let xid = self.next_xid();
+            job.request.write(xid, &mut self.out);
+            self.flights.push_back(Flight { xid, sent: now, what: Cargo::Job(job) });
+        }
+        while checks && !desk.work.checks.is_empty() {
+            self.send_checks(desk.work.next_checks(), now);
+        }
+        desk.work.urgent &= !desk.work.checks.is_empty();
+        if desk.ends() && !self.closing && desk.work.checks.is_empty() {
+            self.closing = true;
+            let xid = self.next_xid();
+            message::close(xid, &mut self.out);
+            self.flights.push_back(Flight { xid, sent: now, what: Cargo::Close });
+        }
+    }
+
+    fn send_checks(&mut self, checks: Vec<Check>, now: Moment) {
+        if checks.is_empty() {
+            return;
+        }
+        let xid = self.next_xid();
+        message::checks(xid, checks.iter().map(|check| &*check.path), &mut self.out);
+        self.flights.push_back(Flight { xid, sent: now, what: Cargo::Checks(checks) });
+    }
+
+    fn next_xid(&mut self) -> i32 {
+        self.xid = self.xid.checked_add(1).unwrap_or(16);
+        self.xid
+    }
+
+    // ===== in =====
+
+    /// Takes all answers that came.
+    fn read(&mut self, desk: &mut Desk, life: &mut Life) -> Result<Option<End>, Malformed> {
+        loop {
+            // The frame is borrowed from the buffer, and the rest of this is needed: so it is put aside.
+            let mut frames = std::mem::take(&mut self.wire.frames);
+            let outcome = match frames.next() {
+                Ok(Some(frame)) => self.answer(frame, desk, life).map(Some),
+                Ok(None) => Ok(None),
+                Err(malformed) => Err(malformed),
+            };
+            self.wire.frames = frames;
+            match outcome? {
+                None => return Ok(None),
+                Some(None) => {}
+                Some(Some(end)) => return Ok(Some(end)),
+            }
+        }
+    }
+
+    fn answer(&mut self, frame: &[u8], desk: &mut Desk, life: &mut Life) -> Result<Option<End>, Malformed> {
+        let mut body = Reader::new(frame);
+        let header = Header::read(&mut body)?;
+        life.zxid = life.zxid.max(header.zxid);
+        self.heard = desk.clock.now();
+        match header.xid {
+            PING => self.ping = None,
+            EVENT => self.event(&mut body, &desk.shared)?,
+            xid => {
+                let flight = self.flights.pop_front().filter(|flight| flight.xid == xid);
+                let flight = flight.ok_or(Malformed("an answer came for another request"))?;
+                return self.landed(flight.what, Code::of(header.error), &mut body, desk);
+            }
+        }
+        Ok(None)
+    }
+
+    fn event(&mut self, body: &mut Reader<'_>, shared: &Shared) -> Result<(), Malformed> {
+        for topic in self.watches.fired(message::event(body)?) {
+            shared.hub.ring(&topic);
+        }
+        Ok(())
+    }
+
+    fn landed(
+        &mut self,
+        what: Cargo,
+        error: Option<Code>,
+        body: &mut Reader<'_>,
+        desk: &mut Desk,
+    ) -> Result<Option<End>, Malformed> {
+        match (what, error) {
+            (Cargo::Close, _) => return Ok(Some(End::Closed)),
+            (Cargo::Job(job), Some(code)) => {
+                // A watch on a node that is not there yet.
+                if let (message::Request::Exists { .. }, Code::NoNode) = (&job.request, code) {
+                    self.watch(&job);
+                }
+                desk.work.jobs.extend(job.conclude(Err(Failure::Refused(code))));
+                return Ok(end_of(code));
+            }
+            (Cargo::Job(job), None) => {
+                let reply = job.request.read(body)?;
+                self.watch(&job);
+                desk.work.jobs.extend(job.conclude(Ok(reply)));
+            }
+            (Cargo::Checks(checks), Some(code)) => {
+                checks.into_iter().for_each(|check| check.conclude(Err(Failure::Refused(code))));
+                return Ok(end_of(code));
+            }
+            (Cargo::Checks(checks), None) => {
+                let errors = message::checked(body, checks.len())?;
+                self.checked(checks, &errors, desk);
+            }
+        }
+        Ok(None)
+    }
+
+    fn watch(&mut self, job: &Job) {
+        if let (Some(topic), Some(path)) = (job.topic, job.request.watched()) {
+            self.watches.add(path, topic);
+        }
+    }
+
+    /// One check that fails takes the others with it: those are asked again, without it.
+    fn checked(&self, checks: Vec<Check>, errors: &[i32], desk: &mut Desk) {
+        let failed = errors.iter().any(|error| *error != 0);
+        let mut errors = errors.iter().map(|error| Code::of(*error));
+        for check in checks {
+            match errors.next() {
+                Some(Some(code)) if code != Code::NotReached => {
+                    check.conclude(Err(Failure::Refused(code)));
+                }
+                Some(None) if !failed => check.conclude(Ok(self.session)),
+                _ => {
+                    desk.work.urgent = true;
+                    desk.work.checks.push(check);
+                }
+            }
+        }
+    }
+
+    /// The connection is over: nobody knows what became of what is under way.
+    pub(super) fn lost(&mut self, desk: &mut Desk) {
+        let mut again = Vec::new();
+        for flight in self.flights.drain(..) {
+            match flight.what {
+                Cargo::Job(job) => again.extend(job.lost()),
+                Cargo::Checks(checks) => {
+                    checks.into_iter().for_each(|check| check.conclude(Err(Failure::Lost)));
+                }
+                Cargo::Close => {}
+            }
+        }
+        for job in again.into_iter().rev() {
+            desk.work.jobs.push_front(job);
+        }
+    }
+}
+
+const fn end_of(code: Code) -> Option<End> {
+    match code {
+        Code::SessionExpired => Some(End::Expired),
+        _ => None,
+    }
+}
+
+/// How long a renewal waits for others to go with it.
+fn gathering(timeout: Duration) -> Duration {
+    (timeout / 100).min(Duration::from_millis(20))
+}
+
+/// Writes what there is, or flushes if there is nothing.
+///
+/// # Cancel safety
+///
+/// A dropped call has written nothing.
+async fn put(writer: &mut (impl AsyncWrite + Unpin + Send), bytes: &[u8]) -> io::Result<usize> {
+    if bytes.is_empty() {
+        writer.flush().await?;
+        return Ok(0);
+    }
+    match writer.write(bytes).await? {
+        0 => Err(io::ErrorKind::WriteZero.into()),
+        count => Ok(count),
+    }
+}
+
+async fn gathered(gather: &mut Option<Sleep>) {
+    match gather {
+        Some(sleep) => sleep.await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Shared {
+    /// The server granted a connection for this session: anything may have been missed before it.
+    pub(super) fn connected(&self, session: i64, timeout: Duration) {
+        let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        self.timeout.store(millis, Ordering::Release);
+        self.session.store(session, Ordering::Release);
+        self.connection.fetch_add(1, Ordering::AcqRel);
+        self.state.send_replace(Some(Ok(())));
+        self.hub.ring_all();
+    }
+
+    /// The store has nothing of this session any more.
+    pub(super) fn expired(&self) {
+        self.session.store(0, Ordering::Release);
+        self.hub.ring_all();
+    }
+}

@@ -1,0 +1,201 @@
+//! Keeps a session connected for as long as the store keeps it, and begins another one when it does not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use simba_core::{Clock, Error, Moment};
+use simba_net::Backoff;
+use tokio::sync::mpsc;
+
+use super::connection::{Life, Shake, Wire};
+use super::failure::Failure;
+use super::link::{Desk, End, Link};
+use super::work::Work;
+use super::{Command, Shared};
+use crate::config::ZookeeperConfig;
+
+/// No try to connect waits longer, however long the session.
+const MAX_SHAKE: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// What only a person can mend is not tried more often.
+const PERMANENT_PAUSE: Duration = Duration::from_millis(500);
+
+/// The one task of a session.
+pub(super) struct Supervisor {
+    config: Arc<ZookeeperConfig>,
+    /// What is asked for, in milliseconds.
+    wanted: u32,
+    desk: Desk,
+    life: Life,
+    /// The server to try next, in an order of our own.
+    next: usize,
+    order: Vec<usize>,
+    backoff: Backoff,
+    /// When a server was heard last.
+    heard: Moment,
+    /// What it granted then.
+    timeout: Duration,
+}
+
+impl Supervisor {
+    pub(super) fn new(
+        config: Arc<ZookeeperConfig>,
+        wanted: u32,
+        clock: Arc<dyn Clock>,
+        shared: Arc<Shared>,
+        inbox: mpsc::UnboundedReceiver<Command>,
+    ) -> Self {
+        let mut order: Vec<usize> = (0..config.places.len()).collect();
+        fastrand::shuffle(&mut order);
+        let timeout = Duration::from_millis(wanted.into());
+        let heard = clock.now();
+        let desk = Desk { work: Work::default(), inbox, shared, clock, closing: None, deserted: false };
+        let backoff = Backoff::new(FIRST_PAUSE.min(timeout / 20), MAX_PAUSE.min(timeout / 6));
+        Self { config, wanted, desk, life: Life::default(), next: 0, order, backoff, heard, timeout }
+    }
+
+    pub(super) async fn run(mut self) {
+        while !self.desk.ends() {
+            let Some((wire, timeout)) = self.connect().await else { break };
+            self.backoff.reset();
+            self.timeout = timeout;
+            let mut link = Link::new(wire, self.life.session, timeout, self.desk.clock.now());
+            self.desk.shared.connected(self.life.session, timeout);
+            let end = link.run(&mut self.desk, &mut self.life).await;
+            link.lost(&mut self.desk);
+            self.heard = link.heard;
+            match end {
+                End::Broken(reason) => tracing::debug!(reason, "the connection broke"),
+                End::Expired => self.expire(),
+                End::Closed => break,
+            }
+        }
+        self.desk.shared.expired();
+        self.desk.work.fail(&Failure::Closed);
+        if let Some(to) = self.desk.closing.take() {
+            let _ = to.send(());
+        }
+    }
+
+    /// Tries one server after the other until one of them grants the session; nothing if it is closed meanwhile.
+    async fn connect(&mut self) -> Option<(Wire, Duration)> {
+        let mut failed = 0;
+        loop {
+            let shaken = tokio::select! {
+                biased;
+                shaken = shake(&self.config, &self.order, &mut self.next, &self.life, self.wanted, &self.desk.clock) => shaken,
+                // Also while the connection is on its way, the queue of those who wait for it grows.
+                () = ended(&mut self.desk.inbox, &mut self.desk.work, &mut self.desk.closing) => {
+                    self.desk.deserted = true;
+                    return None;
+                }
+            };
+            match shaken {
+                Ok(Shake::Granted(wire, granted)) => {
+                    self.life.session = granted.session;
+                    self.life.password = granted.password;
+                    return Some((wire, Duration::from_millis(u64::try_from(granted.timeout).unwrap_or(0))));
+                }
+                Ok(Shake::Expired) => {
+                    tracing::debug!("the session has expired");
+                    self.expire();
+                }
+                Ok(Shake::Unheard(error)) => {
+                    self.give_up_after(self.timeout / 3 * 2);
+                    failed = self.failed(failed + 1, error).await?;
+                }
+                Err(error) => {
+                    self.give_up_after(self.timeout * 3);
+                    failed = self.failed(failed + 1, error).await?;
+                }
+            }
+        }
+    }
+
+    /// Rests once every server has failed; gives the number of those that have. Nothing if it is closed meanwhile.
+    async fn failed(&mut self, failed: usize, error: Error) -> Option<usize> {
+        if failed < self.order.len() && error.is_transient() {
+            return Some(failed);
+        }
+        self.rest(error).await;
+        (!self.desk.ends()).then_some(0)
+    }
+
+    /// No server has what was asked for: tells everybody who waits, and waits a little.
+    async fn rest(&mut self, error: Error) {
+        tracing::debug!(%error, "no server grants a session");
+        let pause = self.backoff.pause();
+        let pause = if error.is_transient() { pause } else { pause.max(PERMANENT_PAUSE) };
+        self.desk.shared.state.send_replace(Some(Err(error.clone())));
+        self.desk.work.fail(&Failure::Unsent(error.clone()));
+        let clock = Arc::clone(&self.desk.clock);
+        let mut over = clock.sleep_until(clock.now() + pause);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut over => return,
+                () = self.desk.receive() => {
+                    if self.desk.ends() {
+                        return;
+                    }
+                    if !error.is_transient() {
+                        self.desk.work.fail(&Failure::Unsent(error.clone()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends a session here that no server has confirmed for so long.
+    ///
+    /// Where questions come through and answers do not, every try to connect keeps it alive at the store, for a
+    /// client that cannot use it: from two thirds of its timeout on, when nothing is held any more, others are to have
+    /// their turn. Where no server is reached at all, what we have seen of a store that was set up anew must not keep
+    /// us out of it for ever.
+    fn give_up_after(&mut self, silence: Duration) {
+        if self.life.session != 0 && self.desk.clock.now() - self.heard >= silence {
+            self.expire();
+        }
+    }
+
+    fn expire(&mut self) {
+        self.life = Life::default();
+        self.desk.work.forget_the_dead();
+        self.desk.shared.expired();
+    }
+}
+
+async fn shake(
+    config: &ZookeeperConfig,
+    order: &[usize],
+    next: &mut usize,
+    life: &Life,
+    wanted: u32,
+    clock: &Arc<dyn Clock>,
+) -> Result<Shake, Error> {
+    let place = &config.places[order[*next % order.len()]];
+    // The next try, whether this one is a failure or breaks later, is at another server.
+    *next += 1;
+    let limit = (Duration::from_millis(wanted.into()) / 3).clamp(Duration::from_millis(50), MAX_SHAKE);
+    Wire::open(config, place, life, wanted, limit, clock).await
+}
+
+/// Collects what is asked for meanwhile; ends when the session is to be closed.
+async fn ended(
+    inbox: &mut mpsc::UnboundedReceiver<Command>,
+    work: &mut Work,
+    closing: &mut Option<tokio::sync::oneshot::Sender<()>>,
+) {
+    loop {
+        match inbox.recv().await {
+            None => return,
+            Some(Command::Close(to)) => {
+                *closing = Some(to);
+                return;
+            }
+            Some(Command::Do(job)) => work.jobs.push_back(job),
+            Some(Command::Check(check, _)) => work.checks.push(check),
+        }
+    }
+}

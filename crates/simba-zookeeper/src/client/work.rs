@@ -1,0 +1,228 @@
+//! What waits to be sent, and what becomes of it when it cannot be.
+
+use std::collections::VecDeque;
+use std::mem;
+
+use tokio::sync::oneshot;
+
+use super::Topic;
+use super::failure::Failure;
+use super::message::{Mode, Reply, Request};
+
+pub(crate) type Outcome = Result<Reply, Failure>;
+
+/// A request, and what to do with its outcome.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) request: Request,
+    /// Whom a watch that the request leaves behind is for.
+    pub(super) topic: Option<Topic>,
+    pub(super) then: Then,
+}
+
+/// What to do with an outcome.
+#[derive(Debug)]
+pub(super) enum Then {
+    /// Tell who asked.
+    Answer(oneshot::Sender<Outcome>),
+    /// Nobody asks any more, but it has to be done: repeated for as long as the session lasts.
+    Insist,
+    /// The same, to delete the children whose names begin like this.
+    Sweep { parent: String, prefix: String },
+}
+
+impl Job {
+    /// Deletes a node for as long as it takes.
+    pub(super) fn forget(path: String) -> Self {
+        Self { request: Request::Delete { path }, topic: None, then: Then::Insist }
+    }
+
+    /// Deletes what a creation without an answer may have left behind.
+    pub(super) fn sweep(parent: String, prefix: String) -> Self {
+        let request = Request::Children { path: parent.clone(), watch: false };
+        Self { request, topic: None, then: Then::Sweep { parent, prefix } }
+    }
+
+    /// Whether nobody wants it any more and nobody knows of it.
+    fn is_abandoned(&self) -> bool {
+        matches!(&self.then, Then::Answer(to) if to.is_closed())
+    }
+
+    /// Tells whoever asked what came of it, and says what is left to do.
+    pub(super) fn conclude(self, outcome: Outcome) -> Vec<Self> {
+        match (self.then, outcome) {
+            (Then::Answer(to), outcome) => match to.send(outcome) {
+                Ok(()) => Vec::new(),
+                Err(unheard) => undo(&self.request, &unheard),
+            },
+            (Then::Insist, _) => Vec::new(),
+            (Then::Sweep { parent, prefix }, Ok(Reply::Children(names))) => names
+                .iter()
+                .filter(|name| name.starts_with(&prefix))
+                .map(|name| Self::forget(format!("{parent}/{name}")))
+                .collect(),
+            (Then::Sweep { .. }, _) => Vec::new(),
+        }
+    }
+
+    /// The connection broke while it was under way.
+    pub(super) fn lost(self) -> Vec<Self> {
+        match self.then {
+            Then::Answer(_) => self.conclude(Err(Failure::Lost)),
+            Then::Insist | Then::Sweep { .. } => vec![self],
+        }
+    }
+}
+
+/// A node whose creator does not listen any more is deleted: no lease would end it.
+fn undo(request: &Request, outcome: &Outcome) -> Vec<Job> {
+    let Request::Create { path, mode: Mode::EphemeralSequential, .. } = request else { return Vec::new() };
+    match (outcome, path.rsplit_once('/')) {
+        (Ok(Reply::Created { path, .. }), _) => vec![Job::forget(path.clone())],
+        (Err(Failure::Lost), Some((parent, prefix))) => vec![Job::sweep(parent.into(), prefix.into())],
+        _ => Vec::new(),
+    }
+}
+
+/// Whether a node exists, by a quorum.
+#[derive(Debug)]
+pub(super) struct Check {
+    pub(super) path: String,
+    /// The session that the answer holds for.
+    pub(super) to: oneshot::Sender<Result<i64, Failure>>,
+}
+
+impl Check {
+    pub(super) fn conclude(self, outcome: Result<i64, Failure>) {
+        // Who does not listen any more has nothing to undo: a check changes nothing.
+        let _ = self.to.send(outcome);
+    }
+}
+
+/// What waits to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    pub(super) jobs: VecDeque<Job>,
+    pub(super) checks: Vec<Check>,
+    /// A check that somebody waits for to begin its work.
+    pub(super) urgent: bool,
+}
+
+/// No request has more checks than this: a server takes ten milliseconds for them.
+const MOST_CHECKS: usize = 1000;
+
+impl Work {
+    /// The next request to send; those that nobody wants any more are left out.
+    pub(super) fn next_job(&mut self) -> Option<Job> {
+        loop {
+            let job = self.jobs.pop_front()?;
+            if !job.is_abandoned() {
+                return Some(job);
+            }
+        }
+    }
+
+    /// The checks that fit into one request.
+    pub(super) fn next_checks(&mut self) -> Vec<Check> {
+        self.checks.retain(|check| !check.to.is_closed());
+        let rest = self.checks.split_off(self.checks.len().min(MOST_CHECKS));
+        mem::replace(&mut self.checks, rest)
+    }
+
+    /// Fails what somebody waits for, and keeps what has to be done anyway.
+    pub(super) fn fail(&mut self, failure: &Failure) {
+        for job in mem::take(&mut self.jobs) {
+            match job.then {
+                Then::Answer(_) => {
+                    job.conclude(Err(failure.clone()));
+                }
+                Then::Insist | Then::Sweep { .. } => self.jobs.push_back(job),
+            }
+        }
+        self.fail_checks(failure);
+    }
+
+    fn fail_checks(&mut self, failure: &Failure) {
+        mem::take(&mut self.checks).into_iter().for_each(|check| check.conclude(Err(failure.clone())));
+    }
+
+    /// The session is over, and all that it had with it.
+    pub(super) fn forget_the_dead(&mut self) {
+        self.jobs.retain(|job| matches!(job.then, Then::Answer(_)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::message::{Access, Stat};
+
+    fn creation() -> (Job, oneshot::Receiver<Outcome>) {
+        let (to, outcome) = oneshot::channel();
+        let request = Request::Create {
+            path: "/simba/m/_c_1-latch-".into(),
+            data: Vec::new(),
+            mode: Mode::EphemeralSequential,
+            access: Access::Open,
+        };
+        (Job { request, topic: None, then: Then::Answer(to) }, outcome)
+    }
+
+    fn created() -> Outcome {
+        let path = String::from("/simba/m/_c_1-latch-0000000007");
+        Ok(Reply::Created { path, stat: Stat { czxid: 1, owner: 1 } })
+    }
+
+    #[test]
+    fn a_creation_that_nobody_waits_for_is_undone() {
+        let (job, outcome) = creation();
+        drop(outcome);
+        let [left] = &job.conclude(created())[..] else { panic!("one thing is left to do") };
+        let Request::Delete { path } = &left.request else { panic!("it is deleted") };
+        assert_eq!(path, "/simba/m/_c_1-latch-0000000007");
+    }
+
+    #[test]
+    fn a_creation_without_an_answer_is_looked_for() {
+        let (job, outcome) = creation();
+        drop(outcome);
+        let [left] = <[Job; 1]>::try_from(job.lost()).unwrap();
+        let names = vec!["_c_2-latch-0".into(), "_c_1-latch-1".into()];
+        let [found] = &left.conclude(Ok(Reply::Children(names)))[..] else { panic!("its own node alone") };
+        assert!(matches!(&found.request, Request::Delete { path } if path == "/simba/m/_c_1-latch-1"));
+    }
+
+    #[test]
+    fn a_creation_that_somebody_waits_for_is_theirs() {
+        let (job, mut outcome) = creation();
+        assert!(job.conclude(created()).is_empty());
+        assert!(outcome.try_recv().unwrap().is_ok());
+        let (job, mut outcome) = creation();
+        assert!(job.lost().is_empty());
+        assert!(matches!(outcome.try_recv(), Ok(Err(Failure::Lost))));
+    }
+
+    #[test]
+    fn what_has_to_be_done_outlives_a_connection_and_not_its_session() {
+        let mut work = Work::default();
+        work.jobs.push_back(Job::forget("/a".into()));
+        work.jobs.extend([creation().0]);
+        work.fail(&Failure::Lost);
+        assert_eq!(work.jobs.len(), 1);
+        work.forget_the_dead();
+        assert!(work.next_job().is_none());
+    }
+
+    #[test]
+    fn a_request_has_at_most_a_thousand_checks() {
+        let mut work = Work::default();
+        let mut answers = Vec::new();
+        for _ in 0..1500 {
+            let (to, answer) = oneshot::channel();
+            answers.push(answer);
+            work.checks.push(Check { path: "/a".into(), to });
+        }
+        answers.truncate(1400);
+        assert_eq!((work.next_checks().len(), work.next_checks().len()), (1000, 400));
+    }
+}

@@ -1,0 +1,280 @@
+//! Where the store is and how to log in.
+
+use std::fmt;
+
+use simba_core::{ConnectUrl, Error, ErrorKind, Result};
+use simba_net::{Tls, Verify};
+
+use crate::NAME;
+use crate::client::Access;
+use crate::paths::is_node;
+
+/// The keys of a URL.
+const KEYS: &[&str] = &["acl", "auth", "tls", "tls-ca", "tls-cert", "tls-key", "tls-name"];
+
+const PORT: u16 = 2181;
+/// What servers with TLS listen on by custom.
+const TLS_PORT: u16 = 2281;
+
+/// How to reach a ZooKeeper.
+///
+/// `Debug` does not show the password.
+///
+/// # Examples
+///
+/// ```
+/// use simba_core::ConnectUrl;
+/// use simba_zookeeper::ZookeeperConfig;
+///
+/// let url: ConnectUrl = "zookeeper://simba:hunter2@zk1,zk2,zk3/teams/orders".parse()?;
+/// let config = ZookeeperConfig::from_url(&url)?;
+/// assert!(!format!("{config:?}").contains("hunter2"));
+/// # Ok::<(), simba_core::Error>(())
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct ZookeeperConfig {
+    pub(crate) places: Vec<Place>,
+    /// Empty, or with a slash at its beginning and none at its end.
+    pub(crate) chroot: String,
+    pub(crate) login: Option<Login>,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) access: Access,
+}
+
+/// One server of the ensemble.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+/// How credentials are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scheme {
+    Digest,
+    Sasl,
+}
+
+#[derive(Clone)]
+pub(crate) struct Login {
+    pub(crate) user: String,
+    pub(crate) password: String,
+    pub(crate) scheme: Scheme,
+}
+
+impl ZookeeperConfig {
+    /// The servers of an ensemble, each as host and port, without credentials and TLS.
+    pub fn new<H: Into<String>>(servers: impl IntoIterator<Item = (H, u16)>) -> Self {
+        let places = servers.into_iter().map(|(host, port)| Place { host: host.into(), port }).collect();
+        Self { places, chroot: String::new(), login: None, tls: None, access: Access::Open }
+    }
+
+    /// Reads `zookeeper://[user:password@]host[:port],…[/chroot]`; `zookeepers://` for TLS.
+    ///
+    /// | key | means |
+    /// |---|---|
+    /// | `auth` | `digest` (default) or `sasl`: how user and password are shown |
+    /// | `acl` | `open` (default, as JVM peers do) or `creator`: who may touch what we create |
+    /// | `tls` | `full`, `ca` or `nothing`: how much of the server's certificate is checked; turns TLS on |
+    /// | `tls-ca` | PEM file of the authorities to trust; default: the well-known public ones |
+    /// | `tls-cert`, `tls-key` | PEM files of our own certificate and its key |
+    /// | `tls-name` | the name in the server's certificate, if it is not the host's |
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] for an unknown key or a value that makes no sense.
+    pub fn from_url(url: &ConnectUrl) -> Result<Self> {
+        Self::read(url).map_err(|error| error.with_backend(NAME))
+    }
+
+    fn read(url: &ConnectUrl) -> Result<Self> {
+        url.only_keys(KEYS)?;
+        let tls = tls(url)?;
+        let usual = if tls.is_some() { TLS_PORT } else { PORT };
+        let places: Vec<_> = url
+            .hosts()
+            .iter()
+            .map(|host| Place { host: host.name.clone(), port: host.port.unwrap_or(usual) })
+            .collect();
+        if places.is_empty() {
+            return Err(invalid("the URL names no server: write zookeeper://host1,host2,host3"));
+        }
+        let access = match url.query("acl") {
+            None | Some("open") => Access::Open,
+            Some("creator") => Access::Creator,
+            Some(_) => return Err(invalid("`acl` in the URL is neither `open` nor `creator`")),
+        };
+        let login = login(url)?;
+        if access == Access::Creator && login.is_none() {
+            return Err(invalid("`acl=creator` needs a user and a password in the URL"));
+        }
+        Ok(Self { places, chroot: chroot(url.path())?, login, tls, access })
+    }
+
+    /// Keeps everything under this path, which must exist.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] if it is no path of a node.
+    pub fn with_chroot(self, path: &str) -> Result<Self> {
+        Ok(Self { chroot: chroot(path)?, ..self })
+    }
+
+    /// Shows these credentials by ZooKeeper's own scheme `digest`.
+    pub fn with_digest(self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        self.with_login(user.into(), password.into(), Scheme::Digest)
+    }
+
+    /// Shows these credentials by SASL DIGEST-MD5.
+    pub fn with_sasl(self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        self.with_login(user.into(), password.into(), Scheme::Sasl)
+    }
+
+    fn with_login(self, user: String, password: String, scheme: Scheme) -> Self {
+        Self { login: Some(Login { user, password, scheme }), ..self }
+    }
+
+    /// Speaks TLS.
+    pub fn with_tls(self, tls: Tls) -> Self {
+        Self { tls: Some(tls), ..self }
+    }
+
+    /// Lets nobody without our credentials touch what we create. JVM peers need the same ones then.
+    pub fn with_creator_acl(self) -> Self {
+        Self { access: Access::Creator, ..self }
+    }
+}
+
+impl fmt::Debug for ZookeeperConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let login = self.login.as_ref();
+        f.debug_struct("ZookeeperConfig")
+            .field("places", &self.places)
+            .field("chroot", &self.chroot)
+            .field("user", &login.map(|login| &login.user))
+            .field("scheme", &login.map(|login| login.scheme))
+            .field("tls", &self.tls.as_ref().map(Tls::verify))
+            .finish_non_exhaustive()
+    }
+}
+
+fn chroot(path: &str) -> Result<String> {
+    let path = path.trim_end_matches('/');
+    let parts_are_names = path.split('/').skip(1).all(is_node);
+    match path {
+        "" => Ok(String::new()),
+        _ if path.starts_with('/') && parts_are_names => Ok(path.to_owned()),
+        _ => Err(invalid("the path in the URL is no path of a node: write /teams/orders")),
+    }
+}
+
+fn login(url: &ConnectUrl) -> Result<Option<Login>> {
+    let scheme = match url.query("auth") {
+        None | Some("digest") => Scheme::Digest,
+        Some("sasl") => Scheme::Sasl,
+        Some(_) => return Err(invalid("`auth` in the URL is neither `digest` nor `sasl`")),
+    };
+    match (url.user(), url.password()) {
+        (Some(user), Some(password)) => {
+            Ok(Some(Login { user: user.to_owned(), password: password.to_owned(), scheme }))
+        }
+        (None, None) if url.query("auth").is_none() => Ok(None),
+        _ => Err(invalid("credentials are a user and a password: write zookeeper://user:password@host")),
+    }
+}
+
+fn tls(url: &ConnectUrl) -> Result<Option<Tls>> {
+    let always = match url.scheme() {
+        "zookeeper" => false,
+        "zookeepers" => true,
+        _ => return Err(invalid("the URL of a ZooKeeper begins with `zookeeper:` or `zookeepers:`")),
+    };
+    let verify = match url.query("tls") {
+        None if !always => {
+            return match url.queries().find(|(key, _)| key.starts_with("tls-")) {
+                None => Ok(None),
+                Some((key, _)) => Err(invalid(format!("`{key}` is for TLS: write zookeepers://"))),
+            };
+        }
+        None | Some("full") => Verify::Full,
+        Some("ca") => Verify::Ca,
+        Some("nothing") => Verify::Nothing,
+        Some(_) => return Err(invalid("`tls` in the URL is none of `full`, `ca` and `nothing`")),
+    };
+    let mut tls = Tls::new(verify);
+    if let Some(ca) = url.query("tls-ca") {
+        tls = tls.with_ca(ca);
+    }
+    if let Some(name) = url.query("tls-name") {
+        tls = tls.with_server_name(name);
+    }
+    match (url.query("tls-cert"), url.query("tls-key")) {
+        (Some(certificate), Some(key)) => Ok(Some(tls.with_identity(certificate, key))),
+        (None, None) => Ok(Some(tls)),
+        _ => Err(invalid("`tls-cert` and `tls-key` go together")),
+    }
+}
+
+fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::Invalid, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(url: &str) -> Result<ZookeeperConfig> {
+        ZookeeperConfig::from_url(&url.parse()?)
+    }
+
+    fn refusal(url: &str) -> String {
+        read(url).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_url_names_servers_chroot_and_credentials() {
+        let config = read("zookeeper://u:p@a,b:2182/teams/orders/?auth=sasl&acl=creator").unwrap();
+        let places: Vec<_> = config.places.iter().map(ToString::to_string).collect();
+        assert_eq!(places, ["a:2181", "b:2182"]);
+        assert_eq!(config.chroot, "/teams/orders");
+        assert_eq!(config.access, Access::Creator);
+        let login = config.login.unwrap();
+        assert_eq!((&*login.user, &*login.password, login.scheme), ("u", "p", Scheme::Sasl));
+    }
+
+    #[test]
+    fn tls_is_on_if_the_url_says_so() {
+        assert!(read("zookeeper://a").unwrap().tls.is_none());
+        let verify = |url| read(url).unwrap().tls.map(|tls| tls.verify());
+        assert_eq!(verify("zookeepers://a"), Some(Verify::Full));
+        assert_eq!(verify("zookeeper://a?tls=ca"), Some(Verify::Ca));
+        assert_eq!(read("zookeepers://a").unwrap().places[0].port, 2281);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_the_cure() {
+        assert!(refusal("zookeeper:///x").contains("no server"));
+        assert!(refusal("zookeeper://a?timeout=1s").contains("acl, auth, tls"));
+        assert!(refusal("zookeeper://a/x//y").contains("no path"));
+        assert!(refusal("zookeeper://a/x/../y").contains("no path"));
+        assert!(refusal("zookeeper://u@a").contains("user:password"));
+        assert!(refusal("zookeeper://a?auth=sasl").contains("user:password"));
+        assert!(refusal("zookeeper://a?acl=creator").contains("needs a user"));
+        assert!(refusal("zookeeper://a?tls-ca=x").contains("zookeepers"));
+        assert!(refusal("zookeepers://a?tls-cert=x").contains("together"));
+        assert!(refusal("redis://a").contains("zookeeper:"));
+    }
+
+    #[test]
+    fn no_text_shows_the_password() {
+        let config = read("zookeeper://u:canary@a").unwrap();
+        assert!(!format!("{config:?}").contains("canary"));
+    }
+}

@@ -1,0 +1,62 @@
+//! From what the server says to what a caller can do about it.
+
+use simba_core::{Error, ErrorKind};
+
+use crate::client::{Code, Failure};
+
+/// The error of a request that was made to do this: `delete a node`.
+pub(crate) fn failed(doing: &str, failure: Failure) -> Error {
+    match failure {
+        Failure::Refused(code) => refused(doing, code),
+        Failure::Lost => {
+            Error::new(ErrorKind::Unavailable, format!("the connection broke on the way to {doing}"))
+        }
+        Failure::Unsent(error) => error,
+        Failure::Closed => closed(),
+    }
+}
+
+fn refused(doing: &str, code: Code) -> Error {
+    let (kind, message) = match code {
+        Code::NoAuth | Code::AuthFailed => (
+            ErrorKind::Denied,
+            format!("no right to {doing}: check the credentials, and the access control list of the path"),
+        ),
+        Code::SessionExpired | Code::SessionMoved => {
+            (ErrorKind::Unavailable, format!("the session ended on the way to {doing}"))
+        }
+        Code::Unimplemented => {
+            (ErrorKind::Config, format!("the server cannot {doing}: it takes ZooKeeper 3.5 or later"))
+        }
+        Code::NoChildrenForEphemerals => (
+            ErrorKind::Protocol,
+            format!("cannot {doing}: an ephemeral node of another program is in the way"),
+        ),
+        Code::Other(-114) => (
+            ErrorKind::Config,
+            format!("cannot {doing}: the server knows nobody by these credentials to give the node to"),
+        ),
+        Code::NoNode | Code::NodeExists | Code::NotReached | Code::Other(_) => {
+            (ErrorKind::Unavailable, format!("the server did not {doing}"))
+        }
+    };
+    Error::new(kind, message).with_source(code)
+}
+
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the backend is closed")
+}
+
+pub(crate) fn no_chroot(chroot: &str) -> Error {
+    let message = format!("there is no node `{chroot}`: create it first, or take another path in the URL");
+    Error::new(ErrorKind::Config, message)
+}
+
+/// The queue changed faster than it could be looked at.
+pub(crate) fn restless() -> Error {
+    Error::new(ErrorKind::Unavailable, "the queue of the mutex does not come to rest")
+}
+
+pub(crate) fn stranger() -> Error {
+    Error::new(ErrorKind::Protocol, "the server answered a request by something else")
+}

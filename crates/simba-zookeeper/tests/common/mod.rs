@@ -1,0 +1,169 @@
+//! ZooKeepers behind bad networks.
+
+#![allow(dead_code, clippy::unwrap_used)]
+
+pub(crate) mod raw;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use raw::Raw;
+use simba_core::{ConnectUrl, Lease};
+use simba_servers::shared;
+use simba_tck::{Connection, FaultProxy, Fixture, Held, Network, Profile, Shared, async_trait};
+use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
+
+/// A store that was started elsewhere.
+pub(crate) struct Zookeeper {
+    url: String,
+}
+
+impl Zookeeper {
+    /// The one that all tests share.
+    pub(crate) fn single() -> Self {
+        Self::at(shared("SIMBA_TCK_ZOOKEEPER"))
+    }
+
+    /// The same for a user with no more rights than it takes, below a path that is closed to everybody else.
+    pub(crate) fn as_least() -> Self {
+        const USER: &str = "tck";
+        // sha1 of `tck:tck-password`, as the server keeps it.
+        const DIGEST: &str = "tck:NeYC2AEPv3Qs/GK5qYX3nKJN/ps=";
+        let url = shared("SIMBA_TCK_ZOOKEEPER");
+        let address = url.strip_prefix("zookeeper://").unwrap();
+        let mut raw = Raw::connect(address);
+        raw.create_for("/least", raw::USE, "digest", DIGEST);
+        raw.close();
+        Self::at(format!("zookeeper://{USER}:tck-password@{address}/least?acl=creator"))
+    }
+
+    /// The ensemble that all tests share.
+    pub(crate) fn ensemble() -> Self {
+        Self::at(shared("SIMBA_TCK_ZOOKEEPER_ENSEMBLE"))
+    }
+
+    pub(crate) fn at(url: impl Into<String>) -> Self {
+        Self { url: url.into() }
+    }
+
+    /// A connection whose network is at hand.
+    pub(crate) async fn proxied(&self) -> (ZookeeperBackend, Arc<Proxies>) {
+        let url: ConnectUrl = self.url.parse().unwrap();
+        let mut proxies = Vec::new();
+        for host in url.hosts() {
+            proxies.push(FaultProxy::start(host).await.unwrap());
+        }
+        let config = ZookeeperConfig::from_url(&url).unwrap();
+        let config = through(&url, config, &proxies);
+        let backend = ZookeeperBackend::connect(config).await.unwrap_or_else(|error| panic!("{error:?}"));
+        (backend, Arc::new(Proxies(proxies)))
+    }
+}
+
+/// The same store, by way of the proxies.
+fn through(url: &ConnectUrl, _: ZookeeperConfig, proxies: &[FaultProxy]) -> ZookeeperConfig {
+    // By name: the certificate of the servers is for that alone.
+    let addresses: Vec<_> =
+        proxies.iter().map(|proxy| format!("localhost:{}", proxy.address().port())).collect();
+    let login = match (url.user(), url.password()) {
+        (Some(user), Some(password)) => format!("{user}:{password}@"),
+        _ => String::new(),
+    };
+    let query: Vec<_> = url.queries().map(|(key, value)| format!("{key}={value}")).collect();
+    let text = format!("{}://{login}{}{}?{}", url.scheme(), addresses.join(","), url.path(), query.join("&"));
+    ZookeeperConfig::from_url(&text.trim_end_matches('?').parse().unwrap()).unwrap()
+}
+
+pub(crate) fn lease() -> Lease {
+    Lease::new(Duration::from_millis(900), Duration::from_millis(600)).unwrap()
+}
+
+#[async_trait]
+impl Fixture for Zookeeper {
+    async fn connect(&self) -> Connection {
+        let (backend, network) = self.proxied().await;
+        Connection::new(backend, network)
+    }
+
+    fn lease(&self) -> Lease {
+        lease()
+    }
+
+    fn profile(&self) -> Profile {
+        Profile::default().with_keeps_token_on_resume(true)
+    }
+}
+
+impl Shared for Zookeeper {
+    fn start() -> Self {
+        Self::single()
+    }
+
+    fn address(&self) -> String {
+        self.url.clone()
+    }
+
+    fn attach(address: &str) -> Self {
+        Self::at(address)
+    }
+}
+
+/// One network with a way to each server.
+pub(crate) struct Proxies(pub(crate) Vec<FaultProxy>);
+
+impl Proxies {
+    pub(crate) fn address(&self, at: usize) -> SocketAddr {
+        self.0[at].address()
+    }
+
+    fn each(&self, act: impl Fn(&FaultProxy)) {
+        self.0.iter().for_each(act);
+    }
+}
+
+impl Network for Proxies {
+    fn stall(&self) {
+        self.each(FaultProxy::stall);
+    }
+
+    fn stall_replies(&self) {
+        self.each(FaultProxy::stall_replies);
+    }
+
+    fn delay(&self, each: Duration, jitter: Duration) {
+        self.each(|proxy| proxy.delay(each, jitter));
+    }
+
+    fn refuse(&self) {
+        self.each(|proxy| {
+            proxy.refuse();
+            proxy.cut();
+        });
+    }
+
+    fn requests(&self) -> usize {
+        self.0.iter().map(FaultProxy::requests).sum()
+    }
+
+    fn heal(&self) {
+        self.each(FaultProxy::pass);
+    }
+
+    fn cut(&self) {
+        self.each(FaultProxy::cut);
+    }
+
+    fn lose_next_reply(&self) {
+        // On the one that is in use; the others would lose one much later.
+        let used = self.0.iter().max_by_key(|proxy| proxy.connections());
+        used.iter().for_each(|proxy| proxy.drop_next_reply());
+    }
+
+    fn hold_next_request(&self) -> Option<Held> {
+        match &self.0[..] {
+            [only] => Some(only.hold_next_request()),
+            _ => None,
+        }
+    }
+}

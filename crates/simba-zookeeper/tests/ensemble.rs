@@ -1,0 +1,213 @@
+//! Faults of an ensemble: its leader killed, a follower cut off.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::lease;
+use simba_core::{Clock, Contention, Lease, Moment, MutexName, Simba, SystemClock, Tenure};
+use simba_servers::{Ensemble, EnsemblePlan};
+use simba_tck::{FaultProxy, rounds};
+use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn name() -> MutexName {
+    let nonce: String = std::iter::repeat_with(fastrand::alphanumeric).take(12).collect();
+    MutexName::new(format!("ensemble-{}", nonce.to_lowercase())).unwrap()
+}
+
+/// Long enough for an election.
+fn patient() -> Lease {
+    Lease::new(Duration::from_secs(9), Duration::from_secs(6)).unwrap()
+}
+
+async fn simba(url: &str) -> Simba {
+    let config = ZookeeperConfig::from_url(&url.parse().unwrap()).unwrap();
+    Simba::new(ZookeeperBackend::connect(config).await.unwrap())
+}
+
+fn contend(simba: &Simba, mutex: &MutexName, lease: Lease) -> Contention {
+    let contention = simba.contend(mutex.clone()).with_lease(lease);
+    contention.start().unwrap();
+    contention
+}
+
+async fn leads(contention: &Contention) -> Tenure {
+    timeout(PATIENCE, contention.acquired()).await.expect("broken: somebody leads").unwrap()
+}
+
+async fn sees(contention: &Contention, leader: &Tenure) {
+    let seen = async {
+        while !contention.owner().is_owner(leader.contender()) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, seen).await.expect("broken: a waiter sees the leader");
+}
+
+async fn start() -> Ensemble {
+    spawn_blocking(|| Ensemble::start().unwrap()).await.unwrap()
+}
+
+/// Kills the server that leads the others, and gives the ensemble back with it.
+async fn kill_leader(ensemble: Ensemble) -> (Ensemble, usize) {
+    spawn_blocking(move || {
+        let mut ensemble = ensemble;
+        let at = ensemble.leader().unwrap();
+        ensemble.server_mut(at).kill().unwrap();
+        (ensemble, at)
+    })
+    .await
+    .unwrap()
+}
+
+async fn restart(ensemble: Ensemble, at: usize) -> Ensemble {
+    spawn_blocking(move || {
+        let mut ensemble = ensemble;
+        ensemble.server_mut(at).restart().unwrap();
+        ensemble
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_of_the_ensemble_is_killed_while_a_mutex_is_held() {
+    let mut ensemble = start().await;
+    let (one, two) = (simba(&ensemble.url()).await, simba(&ensemble.url()).await);
+    let mutex = name();
+    let holder = contend(&one, &mutex, patient());
+    let tenure = leads(&holder).await;
+    let waiter = contend(&two, &mutex, patient());
+    sees(&waiter, &tenure).await;
+    for _ in 0..rounds().min(3) {
+        let (alive, at) = kill_leader(ensemble).await;
+        let deadline = tenure.deadline();
+        let renewed = async {
+            while tenure.deadline() <= deadline {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(PATIENCE, renewed).await.expect("broken: a holder renews after an election");
+        assert_eq!(tenure.loss(), None, "broken: an election costs no holder");
+        assert!(!waiter.is_owner(), "broken: nobody else holds");
+        ensemble = restart(alive, at).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_of_the_ensemble_is_killed_while_a_mutex_is_waited_for() {
+    let mut ensemble = start().await;
+    let (one, two) = (simba(&ensemble.url()).await, simba(&ensemble.url()).await);
+    for _ in 0..rounds().min(3) {
+        let mutex = name();
+        let holder = contend(&one, &mutex, patient());
+        let tenure = leads(&holder).await;
+        let waiter = contend(&two, &mutex, patient().with_poll(Duration::from_secs(60)).unwrap());
+        sees(&waiter, &tenure).await;
+        let (alive, at) = kill_leader(ensemble).await;
+        timeout(PATIENCE, holder.stop()).await.expect("broken: a holder stops").unwrap();
+        let next = leads(&waiter).await;
+        assert!(next.token() > tenure.token(), "broken: tokens grow");
+        waiter.stop().await.unwrap();
+        ensemble = restart(alive, at).await;
+    }
+}
+
+/// The first of three servers, whose ways to the others can be cut.
+struct CutOff {
+    ensemble: Ensemble,
+    ways: Vec<FaultProxy>,
+}
+
+impl CutOff {
+    async fn start() -> Self {
+        let mut plan = EnsemblePlan::new(3).unwrap();
+        let mut ways = Vec::new();
+        for other in [1, 2] {
+            let way = FaultProxy::start(plan.quorum_address(other)).await.unwrap();
+            plan = plan.with_detour(0, other, way.address());
+            ways.push(way);
+        }
+        // It is slow to notice that it is alone: for ten seconds it answers what it can.
+        let plan = plan.with_setting(0, "syncLimit=50");
+        let ensemble = spawn_blocking(|| plan.start().unwrap()).await.unwrap();
+        let mut this = Self { ensemble, ways };
+        while this.ensemble.leader().unwrap() == 0 {
+            this.ensemble = restart(this.ensemble, 0).await;
+        }
+        this
+    }
+
+    fn cut(&self) {
+        self.ways.iter().for_each(FaultProxy::stall);
+    }
+
+    fn heal(&self) {
+        self.ways.iter().for_each(FaultProxy::pass);
+    }
+
+    fn url(&self, servers: &[usize]) -> String {
+        let addresses: Vec<_> =
+            servers.iter().map(|at| self.ensemble.server(*at).address().to_string()).collect();
+        format!("zookeeper://{}", addresses.join(","))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_73_a_holder_at_a_follower_without_a_quorum_loses_before_another_leads() {
+    let cut_off = CutOff::start().await;
+    for _ in 0..rounds() {
+        let (one, two) = (simba(&cut_off.url(&[0])).await, simba(&cut_off.url(&[1, 2])).await);
+        let mutex = name();
+        let holder = contend(&one, &mutex, lease());
+        let tenure = leads(&holder).await;
+        let heir = contend(&two, &mutex, lease());
+        sees(&heir, &tenure).await;
+        sleep(lease().ttl().mul_f64(fastrand::f64())).await;
+        cut_off.cut();
+        let lost = async {
+            tenure.lost().await;
+            SystemClock.now()
+        };
+        let led = async { (leads(&heir).await, SystemClock.now()) };
+        let (lost, (next, led)): (Moment, (Tenure, Moment)) =
+            timeout(PATIENCE, async { tokio::join!(lost, led) }).await.expect("broken: somebody leads");
+        assert!(
+            led >= tenure.deadline(),
+            "broken: two hold: {:?} before the deadline",
+            tenure.deadline() - led
+        );
+        assert!(led >= lost, "broken: who loses learns of it first");
+        assert!(next.token() > tenure.token(), "broken: tokens grow");
+        cut_off.heal();
+        heir.stop().await.unwrap();
+        let again = leads(&holder).await;
+        assert!(again.token() > next.token(), "broken: who was cut off comes back with a greater token");
+        timeout(PATIENCE, holder.stop()).await.expect("broken: a contention stops").unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_of_three_servers_outlives_any_one_of_them() {
+    let mut ensemble = start().await;
+    let simba = simba(&ensemble.url()).await;
+    for at in 0..3 {
+        ensemble = spawn_blocking(move || {
+            ensemble.server_mut(at).kill().unwrap();
+            ensemble
+        })
+        .await
+        .unwrap();
+        let mutex = name();
+        let holder = contend(&simba, &mutex, patient());
+        leads(&holder).await;
+        timeout(PATIENCE, holder.stop()).await.expect("broken: a contention stops").unwrap();
+        ensemble = restart(ensemble, at).await;
+    }
+}

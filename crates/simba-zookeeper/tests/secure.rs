@@ -1,0 +1,213 @@
+//! TLS, credentials, and what must never be told.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod common;
+
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use common::Zookeeper;
+use common::raw::Raw;
+use simba_core::{Error, ErrorKind, Result, Simba};
+use simba_servers::{Certificates, Server, Setup, shared};
+use simba_tck::Fixture;
+use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
+
+/// A handful of cases that touch every kind of call.
+const CASES: &[&str] = &[
+    "a_wait_ends_with_the_release",
+    "a_holder_outlives_its_lease",
+    "they_grow_with_every_acquisition",
+    "a_release_wakes_the_next",
+    "waiters_are_served_in_order",
+    "cuts_are_ridden_out",
+    "a_lost_reply_is_no_ghost",
+    "a_list_names_what_is_held",
+    "a_probe_answers",
+];
+
+async fn handful(fixture: &dyn Fixture) {
+    let mut run = 0;
+    for case in simba_tck::cases().iter().filter(|case| CASES.contains(&case.name)) {
+        tokio::time::timeout(simba_tck::CASE_LIMIT, case.run(fixture)).await.expect("the case ends");
+        run += 1;
+    }
+    assert_eq!(run, CASES.len());
+}
+
+async fn connect(url: &str) -> Result<ZookeeperBackend> {
+    ZookeeperBackend::connect(ZookeeperConfig::from_url(&url.parse()?)?).await
+}
+
+fn tls_file(name: &str) -> String {
+    Path::new(&shared("SIMBA_TCK_TLS")).join(name).display().to_string()
+}
+
+fn tls_server() -> Server {
+    let certificates = Certificates::create(Path::new(&shared("SIMBA_TCK_TLS"))).unwrap();
+    Setup::zookeeper().with_tls(&certificates).start().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kit_runs_over_tls() {
+    let server = tls_server();
+    let (port, ca) = (server.address().port(), tls_file("ca.pem"));
+    handful(&Zookeeper::at(format!("zookeepers://localhost:{port}?tls-ca={ca}"))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_66_whom_the_certificate_does_not_prove_is_refused() {
+    let server = tls_server();
+    let port = server.address().port();
+    let (ca, other) = (tls_file("ca.pem"), tls_file("other-ca.pem"));
+    let kind = async |url: String| connect(&url).await.map(drop).map_err(|error| error.kind());
+    assert_eq!(kind(format!("zookeepers://localhost:{port}?tls-ca={ca}")).await, Ok(()));
+    let wrong_ca = kind(format!("zookeepers://localhost:{port}?tls-ca={other}")).await;
+    assert_eq!(wrong_ca, Err(ErrorKind::Config), "the wrong authority");
+    let wrong_host = format!("zookeepers://127.0.0.1:{port}?tls-ca={ca}");
+    assert_eq!(kind(wrong_host).await, Err(ErrorKind::Config), "the wrong host");
+    let unknown = kind(format!("zookeepers://localhost:{port}")).await;
+    assert_eq!(unknown, Err(ErrorKind::Config), "no public authority knows it");
+    // The name and the authority can be told apart from each other.
+    assert_eq!(kind(format!("zookeepers://127.0.0.1:{port}?tls-ca={ca}&tls=ca")).await, Ok(()));
+    assert_eq!(kind(format!("zookeepers://127.0.0.1:{port}?tls-ca={ca}&tls-name=localhost")).await, Ok(()));
+    assert_eq!(kind(format!("zookeepers://127.0.0.1:{port}?tls=nothing")).await, Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_66_a_plain_server_is_refused_where_tls_is_asked_for() {
+    let plain = shared("SIMBA_TCK_ZOOKEEPER");
+    let address = plain.strip_prefix("zookeeper://").unwrap();
+    let error = connect(&format!("zookeepers://{address}?tls=nothing")).await.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Config | ErrorKind::Unavailable), "{error:?}");
+}
+
+const SASL_PASSWORD: &str = "canary-sasl";
+
+/// A server that lets nobody in without a password.
+fn sasl_server(dir: &Path) -> Server {
+    let users = dir.join("users");
+    let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
+    let text = format!("Server {{ {module} required user_tck=\"{SASL_PASSWORD}\"; }};\n");
+    std::fs::write(&users, text).unwrap();
+    Setup::zookeeper()
+        .with_setting("authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider")
+        .with_setting("enforce.auth.enabled=true")
+        .with_setting("enforce.auth.schemes=sasl")
+        .with_env("JDK_JAVA_OPTIONS", format!("-Djava.security.auth.login.config={}", users.display()))
+        .start()
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kit_runs_with_sasl() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = sasl_server(dir.path());
+    let address = server.address();
+    let url = format!("zookeeper://tck:{SASL_PASSWORD}@{address}?auth=sasl&acl=creator");
+    handful(&Zookeeper::at(url)).await;
+    for wrong in ["tck:wrong", "nobody:wrong"] {
+        let error = connect(&format!("zookeeper://{wrong}@{address}?auth=sasl")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_65_who_has_no_rights_is_denied() {
+    // The whole kit runs as the one who has; see tck.rs.
+    let _ = Zookeeper::as_least();
+    let url = shared("SIMBA_TCK_ZOOKEEPER");
+    let address = url.strip_prefix("zookeeper://").unwrap();
+    let owner = format!("zookeeper://tck:tck-password@{address}/least?acl=creator");
+    let owner = Simba::new(connect(&owner).await.unwrap());
+    let _held = owner.locker("allowed").lock().await.unwrap();
+    for login in ["", "tck:wrong@", "other:tck-password@"] {
+        let simba = Simba::new(connect(&format!("zookeeper://{login}{address}/least")).await.unwrap());
+        let error = simba.locker("denied").lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+        let error = simba.operate().unwrap().list().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    }
+}
+
+/// All that is logged, as one text.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn texts(error: &Error) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text += &format!(" {cause} {cause:?}");
+        source = cause.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn row_64_no_text_shows_the_password() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let dir = tempfile::tempdir().unwrap();
+    let sasl = sasl_server(dir.path());
+    let plain = shared("SIMBA_TCK_ZOOKEEPER");
+    let plain = plain.strip_prefix("zookeeper://").unwrap();
+    let mut shown = String::new();
+    for url in [
+        format!("zookeeper://tck:{SASL_PASSWORD}@{}?auth=sasl", sasl.address()),
+        format!("zookeeper://wrong:{SASL_PASSWORD}@{}?auth=sasl", sasl.address()),
+        format!("zookeeper://wrong:{SASL_PASSWORD}@{plain}/least"),
+        format!("zookeeper://wrong:{SASL_PASSWORD}@{plain}/no/such"),
+        format!("zookeeper://wrong:{SASL_PASSWORD}@127.0.0.1:1"),
+        format!("zookeepers://wrong:{SASL_PASSWORD}@{plain}"),
+        format!("zookeeper://wrong:{SASL_PASSWORD}@{plain}?auth=other"),
+    ] {
+        match connect(&url).await {
+            Err(error) => shown += &texts(&error),
+            Ok(backend) => {
+                shown += &format!("{backend:?}");
+                let simba = Simba::new(backend);
+                shown += &simba
+                    .locker("secret")
+                    .lock()
+                    .await
+                    .map_or_else(|error| texts(&error), |_| String::new());
+                simba.shutdown().await;
+            }
+        }
+    }
+    let logged = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert!(logged.contains("simba_"), "something was logged");
+    assert!(!shown.contains(SASL_PASSWORD) && !logged.contains(SASL_PASSWORD));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_creator_makes_is_closed_to_others() {
+    let _ = Zookeeper::as_least();
+    let url = shared("SIMBA_TCK_ZOOKEEPER");
+    let address = url.strip_prefix("zookeeper://").unwrap().to_owned();
+    let owner = format!("zookeeper://tck:tck-password@{address}/least?acl=creator");
+    let simba = Simba::new(connect(&owner).await.unwrap());
+    let guard = simba.locker("closed").lock().await.unwrap();
+    let path = "/least/simba/closed";
+    let seen = tokio::task::spawn_blocking(move || Raw::connect(&*address).children(path)).await.unwrap();
+    assert!(seen.is_empty(), "nobody else can look");
+    guard.release().await.unwrap();
+}
