@@ -20,6 +20,8 @@ use crate::{local, machine, patience};
 const MAX_PATH: usize = 490;
 /// Small pages: a change of owner touches one row.
 const PAGE_SIZE: u32 = 1024;
+/// In KiB, as SQLite takes it: enough for the rows of thousands of mutexes, and the system caches the rest.
+const CACHE: i32 = -512;
 
 /// An open file of ours.
 #[derive(Debug)]
@@ -257,6 +259,7 @@ fn prepare(connection: &Connection, path: &Path, empty: bool) -> Result<()> {
         return Err(Error::new(ErrorKind::Denied, message).with_backend(crate::error::NAME));
     }
     connection.pragma_update(None, "synchronous", "NORMAL").map_err(explained)?;
+    connection.pragma_update(None, "cache_size", CACHE).map_err(explained)?;
     if empty {
         fill(connection).map_err(explained)?;
     }
