@@ -45,6 +45,22 @@
 //! | feature | default | what |
 //! |---|---|---|
 //! | `cron` | yes | `Schedule::cron`, with time zones |
+//! | `metrics` | no | counters and histograms through the `metrics` facade, see below |
+//!
+//! # What can be observed
+//!
+//! Events of `tracing` have the fields `mutex`, `contender`, `token`, `loss` and `error`. With the feature
+//! `metrics` there are, each with a label `backend`:
+//!
+//! | name | what |
+//! |---|---|
+//! | `simba_wait_seconds` | how long lockers waited |
+//! | `simba_hold_seconds` | how long tenures lasted |
+//! | `simba_renewal_seconds` | how long renewals took |
+//! | `simba_renewal_slack_seconds` | how much of the lease was left when a renewal was answered |
+//! | `simba_acquisitions_total` | tenures that began |
+//! | `simba_losses_total` | tenures that ended, by `reason` |
+//! | `simba_store_errors_total` | calls to the store that failed, by `kind` |
 
 pub mod backend;
 pub mod blocking;
@@ -64,6 +80,7 @@ pub mod seeded;
 #[cfg(not(simba_bugs))]
 mod seeded;
 mod simba;
+mod telemetry;
 mod tenure;
 mod types;
 mod url;

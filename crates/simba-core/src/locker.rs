@@ -10,6 +10,7 @@ use crate::engine::{Driver, Link, Mode, Order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
 use crate::simba::Core;
+use crate::telemetry;
 use crate::tenure::{Loss, Tenure, Work};
 use crate::types::{ContenderId, FencingToken, Lease, MutexName, MutexOwner};
 
@@ -109,7 +110,10 @@ impl Locker {
     ///
     /// Drop it at any time: the place in the queue is given up, and a mutex that is won meanwhile is freed.
     pub async fn lock(&self) -> Result<Guard> {
-        self.attempt(Mode::Once(self.patience()))?.guard().await?.ok_or_else(|| self.closed())
+        let began = self.core.clock.now();
+        let guard = self.attempt(Mode::Once(self.patience()))?.guard().await?.ok_or_else(|| self.closed())?;
+        self.waited_since(began);
+        Ok(guard)
     }
 
     /// Takes the mutex if it is to be had at once; `None` if another holds it or waited before us.
@@ -147,6 +151,7 @@ impl Locker {
             let link = attempt.link.clone();
             return attempt.guard().await?.ok_or_else(|| self.timed_out(&link, timeout));
         }
+        let began = self.core.clock.now();
         let attempt = self.attempt(Mode::Once(self.patience().max(timeout)))?;
         match within(&*self.core.clock, timeout, attempt.acquired()).await {
             Some(outcome) => outcome?,
@@ -154,7 +159,13 @@ impl Locker {
             None if attempt.link.acquired_now().is_some() => {}
             None => return Err(self.timed_out(&attempt.link, timeout)),
         }
-        attempt.guard().await?.ok_or_else(|| self.closed())
+        let guard = attempt.guard().await?.ok_or_else(|| self.closed())?;
+        self.waited_since(began);
+        Ok(guard)
+    }
+
+    fn waited_since(&self, began: Moment) {
+        telemetry::waited(self.core.backend.name(), self.core.clock.now() - began);
     }
 
     /// Who held the mutex when this locker last looked.

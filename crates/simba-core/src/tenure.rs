@@ -32,6 +32,21 @@ pub enum Loss {
     Released,
 }
 
+impl Loss {
+    /// Short lower-case name for logs and metrics.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Deadline => "deadline",
+            Self::TakenBy(_) => "taken",
+            Self::Vanished => "vanished",
+            Self::MaxHold => "max_hold",
+            Self::SteppedDown => "stepped_down",
+            Self::Released => "released",
+        }
+    }
+}
+
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

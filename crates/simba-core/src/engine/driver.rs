@@ -11,6 +11,7 @@ use crate::clock::{Moment, within};
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
 use crate::simba::Core;
+use crate::telemetry;
 use crate::tenure::{Loss, Tenure, Terms};
 use crate::types::{ContenderId, Lease, MutexName, MutexOwner};
 
@@ -206,6 +207,7 @@ impl Driver {
             Step::Acquired(grant) => self.acquire(grant, owner),
             Step::Renewed(grant) => {
                 self.link.saw(owner);
+                self.measure_renewal(sent, now);
                 if !self.tenure.as_ref().is_some_and(|tenure| tenure.extend(grant.deadline)) {
                     self.machine.forget(now);
                     return self.lose(Loss::Deadline, MutexOwner::none());
@@ -227,9 +229,17 @@ impl Driver {
         Ok(Flow::On)
     }
 
+    /// Before the deadline moves: how close it came.
+    fn measure_renewal(&self, sent: Moment, now: Moment) {
+        if let Some(tenure) = &self.tenure {
+            telemetry::renewed(self.core.backend.name(), now - sent, tenure.deadline() - now);
+        }
+    }
+
     /// A failed call is neither a loss nor a renewal. What it ends is the patience of a waiter.
     fn failed(&mut self, began: Moment, error: Error) -> Result<Flow> {
         let error = error.with_backend(self.core.backend.name()).with_mutex(&self.mutex);
+        telemetry::failed(self.core.backend.name(), error.kind());
         let now = self.core.clock.now();
         let since = *self.failing_since.get_or_insert(began);
         tracing::debug!(mutex = %self.mutex, contender = %self.machine.me(), %error, "call failed");
@@ -325,6 +335,7 @@ impl Driver {
             max_hold: self.machine.max_hold(),
         };
         tracing::debug!(%mutex, %contender, token = grant.token.get(), "acquired");
+        telemetry::acquired(self.core.backend.name());
         let tenure = Tenure::new(Arc::clone(&self.core.clock), terms);
         self.tenure = Some(tenure.clone());
         self.link.publish(tenure, owner);
@@ -344,6 +355,7 @@ impl Driver {
             loss = tenure.end(loss);
             let (mutex, contender) = (tenure.mutex(), tenure.contender());
             tracing::warn!(%mutex, %contender, token = tenure.token().get(), %loss, "lost");
+            self.measure_end(&tenure, &loss);
             self.link.withdraw(owner);
         }
         if self.mode == Mode::Forever {
@@ -364,7 +376,13 @@ impl Driver {
         self.tenure = None;
         let (mutex, contender) = (tenure.mutex(), tenure.contender());
         tracing::debug!(%mutex, %contender, token = tenure.token().get(), %loss, "released");
+        self.measure_end(&tenure, &loss);
         self.link.withdraw(MutexOwner::none());
+    }
+
+    fn measure_end(&self, tenure: &Tenure, loss: &Loss) {
+        let held = self.core.clock.now() - tenure.acquired_at();
+        telemetry::ended(self.core.backend.name(), held, loss);
     }
 
     async fn step_down(&mut self, cooldown: Duration) {

@@ -1,0 +1,300 @@
+//! What a person types.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+/// Below the list of commands.
+const AFTER: &str = "\
+Examples:
+  simba run nightly-backup -- ./backup.sh         one at a time, on this host, without any server
+  simba --on redis://cache run deploy -- ./go     one at a time, in the whole fleet
+  simba status nightly-backup                     who has it, since when, until when
+
+Without --on the store is SIMBA_URL, or what the configuration says, or else a file of SQLite for the
+processes of this user.
+Exit codes: 1 held by another, 2 usage, 69 store out of reach, 74 output not written,
+75 lost while the command ran, 76 not ours, 77 refused, 78 wrong set-up, 124 --max-hold ran out, 126 and 127 the
+command cannot be executed or found, 128 + n ended by signal n; else the command's own.";
+
+/// A distributed mutex for commands: flock(1) for a fleet.
+#[derive(Debug, Parser)]
+#[command(name = "simba", version, after_help = AFTER, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// The store: sqlite:PATH, mysql://…, postgres://…, memory:
+    #[arg(long = "on", value_name = "URL", global = true)]
+    pub(crate) url: Option<String>,
+
+    /// Settings, in TOML or YAML [default: SIMBA_CONFIG, or simba/config.toml where settings are kept]
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Tell more; twice for everything
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub(crate) verbose: u8,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Wait for a mutex, run a command under it, and give its exit code
+    Run(RunArgs),
+    /// Contend for ever; run a command while leading
+    Lead(LeadArgs),
+    /// Run a command again and again, on the leader only
+    Schedule(ScheduleArgs),
+    /// Who holds a mutex, since when, until when, and how many wait
+    #[command(after_help = "\
+Examples:
+  simba status nightly-backup deploy
+  simba status --json deploy | jq .[0].owner
+
+--json prints an array with one object per mutex: mutex, state (held, free, unknown), owner, host, pid, token,
+acquired_at, expires_in_ms, in_transition, waiters; what the store cannot tell is null.")]
+    Status(StatusArgs),
+    /// All mutexes that the store knows of
+    #[command(after_help = "\
+Example:
+  simba ls --json | jq -r '.[] | select(.state == \"held\") | .mutex'
+
+The fields of --json are those of `simba status`.")]
+    Ls(FormatArgs),
+    /// A line for every change of owner
+    #[command(after_help = "\
+Examples:
+  simba watch deploy
+  simba watch --json | jq -r 'select(.state == \"free\") | .mutex'
+
+A line of --json has at, mutex, state (held, free, unknown), owner, host, pid, token.")]
+    Watch(StatusArgs),
+    /// Free a stuck mutex out of band
+    Release(ReleaseArgs),
+    /// Print the statements that set the store up, or carry them out
+    #[command(after_help = "\
+Examples:
+  simba --on postgres://db/app schema > simba.sql
+  simba --on postgres://owner@db/app schema --apply")]
+    Schema(SchemaArgs),
+    /// Check the store, and what endangers mutexes on it
+    #[command(after_help = "\
+Example:
+  simba --on redis://cache doctor
+
+Every finding comes with its cure; the exit code is 1 if there is any.")]
+    Doctor(FormatArgs),
+    /// Run the compatibility kit against the store
+    Tck(TckArgs),
+    /// Print a completion script
+    #[command(after_help = "\
+Examples:
+  simba completions bash > /etc/bash_completion.d/simba
+  simba completions zsh > /usr/share/zsh/vendor-completions/_simba
+  simba completions fish > ~/.config/fish/completions/simba.fish")]
+    Completions {
+        /// For this shell
+        shell: Shell,
+    },
+    /// Print the manual page, of the program or of one command
+    #[command(after_help = "\
+Examples:
+  simba man | man -l -
+  simba man run > /usr/local/share/man/man1/simba-run.1")]
+    Man {
+        /// Of this command
+        command: Option<String>,
+    },
+}
+
+/// How long a mutex is held at a time.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct LeaseArgs {
+    /// Until when a holder is expected to renew [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) ttl: Option<Duration>,
+
+    /// For how much longer others are kept out [default: 6s]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) transition: Option<Duration>,
+
+    /// How long before the end the command is told to stop [default: half the transition]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) grace: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  simba run nightly-backup -- ./backup.sh
+  simba run -n deploy -- ./deploy.sh      fail at once if somebody else has it
+  simba run -w 30s -E 75 migrate -- ./m   wait half a minute at most, then exit with 75
+
+The command gets SIMBA_MUTEX, SIMBA_CONTENDER_ID and SIMBA_FENCING_TOKEN. If the mutex is lost it is told to
+end by TERM, then killed with all that it started, before another can hold the mutex; the exit code is 75.")]
+pub(crate) struct RunArgs {
+    /// The mutex
+    pub(crate) mutex: String,
+
+    /// Fail at once if it is held
+    #[arg(short = 'n', long = "nonblock", visible_alias = "nb", conflicts_with = "wait")]
+    pub(crate) nonblock: bool,
+
+    /// Wait this long at most; a number alone counts seconds
+    #[arg(short, long, visible_alias = "timeout", value_name = "TIME", value_parser = patience)]
+    pub(crate) wait: Option<Duration>,
+
+    /// The exit code if it cannot be had
+    #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE", default_value_t = 1)]
+    pub(crate) conflict: u8,
+
+    /// End the command after this long
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) max_hold: Option<Duration>,
+
+    /// Keep the mutex at least this long, also after a shorter command
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) min_hold: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// A number alone counts seconds, as with flock(1).
+fn patience(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
+        Err(_) => humantime::parse_duration(text).map_err(|error| error.to_string()),
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  simba --on postgres://db/app lead cleaner -- ./cleaner
+
+The command is told to end when the lead is lost, and started again with the next lead. If it ends by itself,
+another contender leads next. SIGTERM hands over in order.")]
+pub(crate) struct LeadArgs {
+    /// The mutex
+    pub(crate) mutex: String,
+
+    /// Serve /metrics, /live and /ready (ready = leading) here
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("when").required(true).args(["every", "delay", "cron"]), after_help = "\
+Examples:
+  simba schedule report --every 15m -- ./report
+  simba schedule backup --cron '30 2 * * *' --tz Europe/Berlin -- ./backup.sh")]
+pub(crate) struct ScheduleArgs {
+    /// The mutex
+    pub(crate) mutex: String,
+
+    /// Start at this distance; a run that is missed is left out
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) every: Option<Duration>,
+
+    /// Rest this long between two runs
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) delay: Option<Duration>,
+
+    /// Start at these times: minute hour day month weekday
+    #[arg(long, value_name = "EXPRESSION")]
+    pub(crate) cron: Option<String>,
+
+    /// The time zone of --cron [default: the machine's]
+    #[arg(long, value_name = "ZONE", requires = "cron")]
+    pub(crate) tz: Option<String>,
+
+    /// Serve /metrics, /live and /ready (ready = leading) here
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct FormatArgs {
+    /// JSON instead of text for people
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// The mutexes; all if none is named
+    pub(crate) mutexes: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) format: FormatArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("condition").required(true).args(["if_token", "if_owner", "force"]), after_help = "\
+The old holder believes that it holds until its next renewal: until then two may work at once. Its fencing
+token tells them apart.
+
+Example:
+  simba release nightly-backup --if-token 1763204159000000")]
+pub(crate) struct ReleaseArgs {
+    /// The mutex
+    pub(crate) mutex: String,
+
+    /// Only if this is the holder's fencing token
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) if_token: Option<u64>,
+
+    /// Only if this is the holder
+    #[arg(long, value_name = "ID")]
+    pub(crate) if_owner: Option<String>,
+
+    /// Whoever holds it
+    #[arg(long)]
+    pub(crate) force: bool,
+
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SchemaArgs {
+    /// Carry them out
+    #[arg(long)]
+    pub(crate) apply: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each case is a promise and draws mutexes of its own. Takes a minute or two; the store works on meanwhile.
+
+Example:
+  simba --on postgres://db/app tck session")]
+pub(crate) struct TckArgs {
+    /// Only cases with this in their name
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) filter: String,
+}

@@ -1,0 +1,155 @@
+//! The command `simba`: flock(1) for a fleet.
+
+mod args;
+mod failure;
+mod guard;
+mod health;
+mod lead;
+mod log;
+mod nested;
+mod operate;
+mod output;
+mod records;
+mod redact;
+mod run;
+mod schedule;
+mod signals;
+mod store;
+mod supervise;
+mod tck;
+mod terminal;
+mod watch;
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use clap::{CommandFactory as _, Parser as _};
+use clap_complete::Shell;
+
+use args::{Cli, Command};
+use failure::{Failure, Outcome, say};
+use simba_mutex::SystemClock;
+use simba_mutex::clock::within;
+use store::Store;
+use tokio::runtime::Runtime;
+
+/// How long to take leave of the store: one that hangs keeps nobody here.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match words.first().and_then(|word| word.to_str()) {
+        Some(guard::watch::WORD) => guard::guard(&words[1..]),
+        Some(guard::trampoline::WORD) => guard::trampoline::exec(&words[1..]),
+        _ => match Cli::try_parse() {
+            Ok(cli) => obey(&cli),
+            Err(error) => usage(&error, &words),
+        },
+    }
+}
+
+/// As clap shows it; but a URL that was typed in the wrong place is shown without its password.
+fn usage(error: &clap::Error, words: &[OsString]) -> ExitCode {
+    let text = error.render();
+    let secret = words.iter().any(|word| redact::has_secret(&word.to_string_lossy()));
+    if error.use_stderr() && secret {
+        let _ = write!(io::stderr(), "{}", redact::redact(&text.to_string(), words));
+    } else {
+        let _ = error.print();
+    }
+    ExitCode::from(if error.use_stderr() { failure::code::USAGE } else { 0 })
+}
+
+fn obey(cli: &Cli) -> ExitCode {
+    terminal::keep_going();
+    // The kit loses mutexes on purpose.
+    let quiet = matches!(cli.command, Command::Tck(_));
+    log::listen(cli.verbose, quiet);
+    let runtime = match start() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            say(&format!("the system gives no threads: {error}: raise the limit of processes (ulimit -u)"));
+            return ExitCode::from(failure::code::UNAVAILABLE);
+        }
+    };
+    let outcome = match &cli.command {
+        // It brings a runtime of its own.
+        Command::Tck(args) => store::settings(cli).and_then(|settings| tck::tck(&settings.url, args)),
+        _ => runtime.block_on(perform(cli)),
+    };
+    // Threads of a store that hangs are not waited for.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(code) => code,
+        Err(failure) => {
+            failure.tell(cli.verbose > 0);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// A runtime. Clocks and stores start threads of their own, where a system without any could not be told of.
+fn start() -> io::Result<Runtime> {
+    thread::Builder::new().spawn(|| {})?;
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+async fn perform(cli: &Cli) -> Outcome {
+    match &cli.command {
+        Command::Completions { shell } => return completions(*shell),
+        Command::Man { command } => return manual(command.as_deref()),
+        _ => {}
+    }
+    let store = Store::open(cli).await?;
+    let simba = &store.simba;
+    let outcome = match &cli.command {
+        Command::Run(args) => run::run(&store, args).await,
+        Command::Lead(args) => lead::lead(&store, args).await,
+        Command::Schedule(args) => schedule::schedule(&store, args).await,
+        Command::Status(args) => records::status(simba, args).await,
+        Command::Ls(format) => records::ls(simba, *format).await,
+        Command::Watch(args) => watch::watch(simba, args).await,
+        Command::Release(args) => operate::release(simba, args).await,
+        Command::Schema(args) => operate::schema(simba, args).await,
+        Command::Doctor(format) => operate::doctor(simba, *format).await,
+        Command::Completions { .. } | Command::Man { .. } | Command::Tck(_) => Ok(ExitCode::SUCCESS),
+    };
+    if let Err(failure) = &outcome
+        && failure.abandons
+    {
+        // What this process holds must not be freed: no farewell, and nothing is dropped.
+        failure.tell(cli.verbose > 0);
+        std::process::exit(failure.code.into());
+    }
+    within(&SystemClock, FAREWELL, simba.shutdown()).await;
+    outcome
+}
+
+fn completions(shell: Shell) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "simba", &mut script);
+    output::print(&String::from_utf8_lossy(&script))
+}
+
+/// The page of the program, or of one of its commands.
+fn manual(of: Option<&str>) -> Outcome {
+    let mut cli = Cli::command();
+    cli.build();
+    let command = match of {
+        None => cli,
+        Some(name) => {
+            let found = cli.find_subcommand(name).cloned().ok_or_else(|| {
+                Failure::new(failure::code::USAGE, "there is no such command: see `simba --help`")
+            })?;
+            let title: &'static str = Box::leak(format!("simba-{name}").into_boxed_str());
+            found.name(title)
+        }
+    };
+    let mut page = Vec::new();
+    // Into memory, which is always writable.
+    let _ = clap_mangen::Man::new(command).render(&mut page);
+    output::print(&String::from_utf8_lossy(&page))
+}

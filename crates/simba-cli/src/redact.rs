@@ -1,0 +1,46 @@
+//! Text without the passwords of URLs that somebody typed in the wrong place.
+
+use std::ffi::OsString;
+
+/// Stands for what is not shown.
+const MASK: &str = "***";
+
+/// Whether a word may hold a password.
+pub(crate) fn has_secret(word: &str) -> bool {
+    !secrets(word).is_empty()
+}
+
+/// The text without the secrets of these words.
+pub(crate) fn redact(text: &str, words: &[OsString]) -> String {
+    let mut text = text.to_owned();
+    for word in words {
+        for secret in secrets(&word.to_string_lossy()) {
+            text = text.replace(&secret, MASK);
+        }
+    }
+    text
+}
+
+/// What stands where a URL has its password, and the values of its keys: this word may be no URL that we
+/// understand, so more is hidden than need be.
+fn secrets(word: &str) -> Vec<String> {
+    let Some((_, rest)) = word.split_once("://") else { return Vec::new() };
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let login = rest.rsplit_once('@').map_or("", |(login, _)| login);
+    let password = login.split_once(':').map(|(_, password)| password);
+    let values = query.split('&').filter_map(|pair| Some(pair.split_once('=')?.1));
+    password.into_iter().chain(values).filter(|secret| !secret.is_empty()).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_hidden_wherever_it_stands() {
+        let words = ["redis://me:s3cret@h/0?password=hunter2".into(), "deploy".into()];
+        let text = "unrecognized subcommand 'redis://me:s3cret@h/0?password=hunter2'";
+        assert_eq!(redact(text, &words), "unrecognized subcommand 'redis://me:***@h/0?password=***'");
+        assert!(!has_secret("redis://h/0") && !has_secret("a:b@c") && has_secret("x://:p@h"));
+    }
+}

@@ -1,0 +1,64 @@
+//! Which store, by the command line, the environment and files.
+
+use std::path::PathBuf;
+use std::{env, fmt};
+
+use simba_mutex::{Config, Settings, Simba};
+
+use crate::args::Cli;
+use crate::failure::Failure;
+
+/// An open store, and what was settled about it.
+pub(crate) struct Store {
+    pub(crate) simba: Simba,
+    pub(crate) settings: Settings,
+}
+
+impl Store {
+    /// Opens the store that is meant.
+    pub(crate) async fn open(cli: &Cli) -> Result<Self, Failure> {
+        let settings = settings(cli)?;
+        tracing::debug!(url = %settings.url, "connecting");
+        let backend = simba_mutex::backend(&settings.url).await?;
+        let simba = Simba::builder(backend).lease(settings.lease).build();
+        Ok(Self { simba, settings })
+    }
+}
+
+impl fmt::Display for Store {
+    /// Where it is, without secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let url = &self.settings.url;
+        match simba_mutex::sqlite::SqliteConfig::from_url(url) {
+            // The file of this user has a path that nobody typed.
+            Ok(file) if url.path().is_empty() => write!(f, "sqlite:{}", file.path().display()),
+            _ => write!(f, "{url}"),
+        }
+    }
+}
+
+/// Files first, then the environment, then what was typed.
+pub(crate) fn settings(cli: &Cli) -> Result<Settings, Failure> {
+    let mut config = Config::new();
+    let named = cli.config.clone().or_else(|| env::var_os("SIMBA_CONFIG").map(PathBuf::from));
+    if let Some(file) = named.or_else(usual_file) {
+        config = config.file(file)?;
+    }
+    config = config.environment();
+    if let Some(url) = &cli.url {
+        config = config.url(url);
+    }
+    Ok(config.resolve()?)
+}
+
+/// Where settings are kept, if there are any.
+fn usual_file() -> Option<PathBuf> {
+    let home = env::var_os("HOME").map(|home| PathBuf::from(home).join(".config"));
+    let own = env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).or(home);
+    let folders = own.into_iter().chain([PathBuf::from("/etc")]);
+    folders
+        .flat_map(|folder| {
+            ["config.toml", "config.yaml", "config.yml"].map(|name| folder.join("simba").join(name))
+        })
+        .find(|file| file.is_file())
+}

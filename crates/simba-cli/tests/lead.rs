@@ -1,0 +1,228 @@
+//! `simba lead` and `simba schedule`: commands on the leader only.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use common::rows::{BEAT, LEASE};
+use common::{Running, World, is_alive, line, send, until, until_true};
+use rustix::process::Signal;
+
+fn lead(world: &World, script: &str) -> Running {
+    world.spawn(&[&["lead", "m"], &LEASE[..], &["--", "sh", "-c", script]].concat())
+}
+
+fn schedule(world: &World, when: &[&str], script: &str) -> Running {
+    world.spawn(&[&["schedule", "m"], when, &LEASE[..], &["--", "sh", "-c", script]].concat())
+}
+
+#[test]
+fn a_leader_that_is_told_to_end_stops_its_command_waits_for_it_and_hands_over() {
+    let world = World::new();
+    let script = format!("trap 'sleep 0.5; echo $SIMBA_FENCING_TOKEN >> beats; exit 0' TERM; {BEAT}");
+    let first = lead(&world, &script);
+    let token = world.beat_after(0);
+    let second = lead(&world, BEAT);
+    thread::sleep(Duration::from_millis(300));
+    first.signal(Signal::TERM);
+    first.wait().expect(0);
+    let next = world.beat_after(token);
+    // Long before the lease would have ended: it was freed.
+    assert!(next > token && is_alive(second.pid()));
+    world.assert_no_overlap();
+    // Nobody is left, and nothing held, after the second.
+    second.signal(Signal::INT);
+    second.wait().expect(0);
+    world.run(&["run", "-n", "m", "--", "true"]).expect(0);
+}
+
+#[test]
+fn a_leader_that_is_told_to_end_kills_a_command_that_does_not_listen() {
+    let world = World::new();
+    let mut first = lead(&world, &format!("trap '' TERM INT; {BEAT}"));
+    let token = world.beat_after(0);
+    let second = lead(&world, BEAT);
+    first.signal(Signal::TERM);
+    assert_eq!(first.status().code(), Some(0), "{}", first.err());
+    assert_eq!(first.processes(), Vec::<i32>::new());
+    world.beat_after(token);
+    world.assert_no_overlap();
+    drop(second);
+}
+
+#[test]
+fn a_command_is_started_again_when_it_ends_and_when_the_lead_was_lost() {
+    let world = World::new();
+    let mut leader = lead(&world, &format!("trap '' TERM; {BEAT}"));
+    let first = world.beat_after(0);
+    // Lost: the store hangs.
+    let hung = common::hang(&world);
+    until_true("end of the command", || common::children(leader.pid()).is_empty());
+    drop(hung);
+    let second = world.beat_after(first);
+    // Ended: by somebody else.
+    let command = until("command", || common::children(leader.guard()).first().copied());
+    send(command, Signal::KILL);
+    let third = world.beat_after(second);
+    assert!(third > second && !leader.is_over());
+    // The guard is killed.
+    send(leader.guard(), Signal::KILL);
+    world.beat_after(third);
+    world.assert_no_overlap();
+    leader.signal(Signal::TERM);
+    leader.wait().expect(0);
+}
+
+#[test]
+fn a_killed_or_stopped_leader_leaves_no_command_beside_the_next() {
+    for signal in [Signal::KILL, Signal::STOP] {
+        let world = World::new();
+        let first = lead(&world, BEAT);
+        let token = world.beat_after(0);
+        let second = lead(&world, BEAT);
+        first.signal(signal);
+        world.beat_after(token);
+        let left: Vec<i32> = first.processes().into_iter().filter(|pid| *pid != first.pid()).collect();
+        assert_eq!(left, Vec::<i32>::new());
+        thread::sleep(Duration::from_millis(200));
+        world.assert_no_overlap();
+        drop(second);
+    }
+}
+
+#[test]
+fn a_leader_passes_other_signals_on_and_leaves_no_zombies() {
+    let world = World::new();
+    let leader = lead(&world, "trap 'echo heard > heard' USR1; echo up > up; while :; do sleep 0.01; done");
+    line(&world.path("up"));
+    leader.signal(Signal::USR1);
+    line(&world.path("heard"));
+    leader.signal(Signal::TERM);
+    leader.wait().expect(0);
+    let scheduler = schedule(&world, &["--every", "100ms"], "echo run >> runs");
+    until_true("ten runs", || world.read("runs").lines().count() >= 10);
+    until_true("no zombie", || common::children(scheduler.pid()).into_iter().all(is_alive));
+    scheduler.signal(Signal::TERM);
+    scheduler.wait().expect(0);
+}
+
+#[test]
+fn who_waits_for_the_lead_ends_at_once() {
+    let world = World::new();
+    let first = lead(&world, BEAT);
+    world.beat_after(0);
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let second = lead(&world, "touch started");
+        thread::sleep(Duration::from_millis(200));
+        second.signal(signal);
+        second.wait().expect(0);
+    }
+    assert!(!world.path("started").exists());
+    drop(first);
+}
+
+#[test]
+fn a_schedule_runs_on_one_of_two_and_never_overlaps() {
+    let world = World::new();
+    let script = "trap 'rm -f busy; exit 1' TERM; [ -e busy ] && echo overlap >> runs; touch busy; echo $SIMBA_CONTENDER_ID >> runs; sleep 0.15; rm busy";
+    let every = ["--every", "100ms"];
+    let (first, second) = (schedule(&world, &every, script), schedule(&world, &every, script));
+    until_true("some runs", || world.read("runs").lines().count() >= 8);
+    let runs = world.read("runs");
+    let leader = runs.lines().next().unwrap().to_owned();
+    assert!(runs.lines().all(|run| run == leader), "one leader, one at a time: {runs}");
+    // The other goes on when the leader ends.
+    let pid = format!(".{}@", base36(first.pid()));
+    let (leading, other) = if leader.contains(&pid) { (first, second) } else { (second, first) };
+    leading.signal(Signal::TERM);
+    leading.wait().expect(0);
+    until_true("runs of the other", || world.read("runs").lines().any(|run| run != leader));
+    assert!(!world.read("runs").contains("overlap"));
+    other.signal(Signal::TERM);
+    other.wait().expect(0);
+    assert!(!world.path("busy").exists(), "a run that was begun came to its end or was ended");
+}
+
+fn base36(pid: i32) -> String {
+    let (mut rest, mut digits) = (u32::try_from(pid).unwrap(), String::new());
+    while rest > 0 {
+        digits.insert(0, char::from_digit(rest % 36, 36).unwrap());
+        rest /= 36;
+    }
+    digits
+}
+
+#[test]
+fn a_delay_rests_between_two_runs() {
+    let world = World::new();
+    let script = "date +%s%N >> begun; sleep 0.3; date +%s%N >> ended";
+    let scheduler = schedule(&world, &["--delay", "200ms"], script);
+    until_true("three runs", || world.read("ended").lines().count() >= 3);
+    let times = |name| world.read(name).lines().map(|line| line.parse().unwrap()).collect::<Vec<u64>>();
+    let (begun, ended) = (times("begun"), times("ended"));
+    for (end, begin) in ended.iter().zip(&begun[1..]) {
+        // A little less: the clock of the scheduler is not the one of `date`.
+        assert!(begin > end && begin - end >= 190_000_000, "{begun:?} {ended:?}");
+    }
+    scheduler.signal(Signal::TERM);
+    scheduler.wait().expect(0);
+}
+
+/// Within a minute and a bit: the shortest that an expression can say.
+#[test]
+fn a_cron_expression_runs_at_its_minute_in_its_zone() {
+    let world = World::new();
+    let scheduler = schedule(&world, &["--cron", "* * * * *", "--tz", "Asia/Kathmandu"], "date +%s >> runs");
+    let ran =
+        common::within(Duration::from_secs(75), || world.read("runs").lines().next().map(str::to_owned));
+    let at: u64 = ran.expect("a run within a minute").parse().unwrap();
+    assert!(at % 60 <= 5, "at the start of a minute: {at}");
+    scheduler.signal(Signal::TERM);
+    scheduler.wait().expect(0);
+}
+
+#[test]
+fn a_run_of_a_schedule_that_is_told_to_end_is_told_and_waited_for() {
+    let world = World::new();
+    let script =
+        "trap 'sleep 0.3; echo orderly > end; exit 0' TERM; echo up > up; while :; do sleep 0.01; done";
+    let mut scheduler = schedule(&world, &["--every", "1s"], script);
+    line(&world.path("up"));
+    scheduler.signal(Signal::TERM);
+    assert_eq!(scheduler.status().code(), Some(0), "{}", scheduler.err());
+    assert_eq!(world.read("end"), "orderly\n");
+    assert_eq!(scheduler.processes(), Vec::<i32>::new());
+    world.run(&["run", "-n", "m", "--", "true"]).expect(0);
+}
+
+#[test]
+fn a_scheduler_that_is_killed_or_stopped_leaves_no_run_beside_the_next() {
+    for signal in [Signal::KILL, Signal::STOP] {
+        let world = World::new();
+        let first = schedule(&world, &["--every", "100ms"], BEAT);
+        let token = world.beat_after(0);
+        let second = schedule(&world, &["--every", "100ms"], BEAT);
+        first.signal(signal);
+        world.beat_after(token);
+        let left: Vec<i32> = first.processes().into_iter().filter(|pid| *pid != first.pid()).collect();
+        assert_eq!(left, Vec::<i32>::new());
+        thread::sleep(Duration::from_millis(200));
+        world.assert_no_overlap();
+        drop(second);
+    }
+}
+
+#[test]
+fn a_failed_run_is_told_and_the_next_comes() {
+    let world = World::new();
+    let scheduler = schedule(&world, &["--every", "100ms"], "echo run >> runs; exit 3");
+    until_true("three runs", || world.read("runs").lines().count() >= 3);
+    scheduler.signal(Signal::TERM);
+    let finished = scheduler.wait().expect(0);
+    assert!(finished.err.contains("failed"), "{finished:?}");
+    fs::remove_file(world.path("runs")).unwrap();
+}

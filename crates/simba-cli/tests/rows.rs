@@ -1,0 +1,194 @@
+//! The rows of the fault matrix that are about the command, on every store that a fleet may run.
+//!
+//! The number of rounds comes from `SIMBA_FAULT_ROUNDS`. Overlap is judged by what the commands write: every
+//! line is a fencing token, the file keeps the order, and none may follow a greater one.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::thread;
+use std::time::Duration;
+
+use common::rows::{BEAT, rounds};
+use common::{Running, World, is_alive, line, send, until_true};
+use rustix::process::Signal;
+
+/// The lease of [`common::rows::LEASE`].
+const LEASE: Duration = Duration::from_millis(2500);
+
+/// A command that works, and one that waits for its turn.
+struct Pair {
+    world: World,
+    first: Running,
+    next: Running,
+    token: u64,
+}
+
+impl Pair {
+    fn start(world: World, mutex: &str, script: &str) -> Self {
+        let first = world.holder(mutex, script);
+        let token = world.beat_after(0);
+        let next = world.holder(mutex, BEAT);
+        Self { world, first, next, token }
+    }
+
+    /// The next one works, and nothing of the first is left.
+    #[track_caller]
+    fn assert_handed_over(&self, left: &[i32]) {
+        let next = self.world.beat_after(self.token);
+        let mut still = self.first.processes();
+        still.retain(|pid| !left.contains(pid));
+        assert_eq!(still, Vec::<i32>::new(), "broken: the whole tree is dead before another holds");
+        // Whoever is not dead would show in the file by now.
+        let seen = self.world.beats().len();
+        until_true("more beats of the next", || self.world.beats().len() > seen + 20);
+        assert_eq!(self.world.beats().last(), Some(&next));
+        self.world.assert_no_overlap();
+        assert!(is_alive(self.next.pid()));
+    }
+}
+
+/// Forks, sets up sessions of its own, forks twice, and does not listen.
+fn wild(last: &str) -> String {
+    format!(
+        "trap '' TERM HUP INT; export BEAT='{BEAT}'; setsid sh -c \"$BEAT\" & \
+         (setsid sh -c 'sh -c \"$BEAT\" & exit' &); sh -c \"$BEAT\" & \
+         while [ $(wc -l < beats) -lt 60 ]; do sleep 0.01; done; {last}"
+    )
+}
+
+fn row_69(world: World, mutex: &str) {
+    let pair = Pair::start(world, mutex, BEAT);
+    pair.first.signal(Signal::KILL);
+    pair.assert_handed_over(&[]);
+}
+
+fn row_70(world: World, mutex: &str) {
+    let mut pair = Pair::start(world, mutex, BEAT);
+    pair.first.signal(Signal::STOP);
+    thread::sleep(2 * LEASE);
+    let stopped = pair.first.pid();
+    pair.assert_handed_over(&[stopped]);
+    pair.first.signal(Signal::CONT);
+    assert_eq!(pair.first.status().code(), Some(75), "{}", pair.first.err());
+    pair.world.assert_no_overlap();
+}
+
+/// At the deadline: the `simba` is stopped, and nobody renews.
+fn row_71_deadline(world: World, mutex: &str) {
+    let mut pair = Pair::start(world, mutex, &wild("while :; do sleep 1; done"));
+    until_true("a tree that has grown", || pair.world.beats().len() > 60);
+    pair.first.signal(Signal::STOP);
+    let stopped = pair.first.pid();
+    pair.assert_handed_over(&[stopped]);
+    pair.first.signal(Signal::CONT);
+    assert_eq!(pair.first.status().code(), Some(75), "{}", pair.first.err());
+}
+
+/// After a normal stop: the command is done, what it started is not.
+fn row_71_end(world: World, mutex: &str) {
+    let mut pair = Pair::start(world, mutex, &wild("exit 5"));
+    assert_eq!(pair.first.status().code(), Some(5), "{}", pair.first.err());
+    pair.assert_handed_over(&[]);
+}
+
+fn row_72(world: World, mutex: &str) {
+    let mut pair = Pair::start(world, mutex, BEAT);
+    send(pair.first.guard(), Signal::KILL);
+    assert_eq!(pair.first.status().code(), Some(75), "{}", pair.first.err());
+    pair.assert_handed_over(&[]);
+}
+
+/// The guard is stopped, and so cannot end anything, and then nobody renews: `simba` does it by itself.
+fn row_72_stopped<T>(world: World, mutex: &str, hang: impl FnOnce(&World) -> T) {
+    let mut pair = Pair::start(world, mutex, &wild("while :; do sleep 1; done"));
+    send(pair.first.guard(), Signal::STOP);
+    let hung = hang(&pair.world);
+    assert_eq!(pair.first.status().code(), Some(75), "{}", pair.first.err());
+    drop(hung);
+    pair.assert_handed_over(&[]);
+}
+
+macro_rules! rows {
+    ($store:ident, $world:expr) => {
+        mod $store {
+            use super::*;
+
+            fn each_round(row: impl Fn(World, &str)) {
+                for _ in 0..rounds() {
+                    let mutex = format!("row-{}-{}", std::process::id(), common::fresh());
+                    row($world, &mutex);
+                }
+            }
+
+            #[test]
+            fn row_69_a_killed_simba_leaves_no_command_beside_the_next() {
+                each_round(row_69);
+            }
+
+            #[test]
+            fn row_70_a_stopped_simba_leaves_no_command_beside_the_next_and_exits_with_75() {
+                each_round(row_70);
+            }
+
+            #[test]
+            fn row_71_a_tree_that_forks_and_does_not_listen_is_dead_at_the_deadline() {
+                each_round(row_71_deadline);
+            }
+
+            #[test]
+            fn row_71_a_tree_that_forks_and_does_not_listen_is_dead_after_a_normal_end() {
+                each_round(row_71_end);
+            }
+
+            #[test]
+            fn row_72_a_killed_guard_ends_the_command_at_once_with_75() {
+                each_round(row_72);
+            }
+        }
+    };
+}
+
+rows!(sqlite, World::new());
+
+#[test]
+fn row_72_a_stopped_guard_does_not_keep_the_command_alive() {
+    for _ in 0..rounds() {
+        row_72_stopped(World::new(), "m", common::hang);
+    }
+}
+
+#[test]
+fn a_store_that_hangs_ends_the_command_before_another_can_hold() {
+    for _ in 0..rounds() {
+        let mut pair = Pair::start(World::new(), "m", &format!("trap '' TERM; {BEAT}"));
+        let hung = common::hang(&pair.world);
+        assert_eq!(pair.first.status().code(), Some(75), "{}", pair.first.err());
+        assert_eq!(pair.first.processes(), Vec::<i32>::new());
+        drop(hung);
+        pair.assert_handed_over(&[]);
+    }
+}
+
+/// Between the mutex and the command: what comes back too late starts nothing.
+#[test]
+fn a_guard_that_stands_still_before_it_starts_the_command_starts_nothing_afterwards() {
+    let world = World::new();
+    let script = "echo up > up; exec sleep 1000";
+    let holder = world.holder("m", script);
+    line(&world.path("up"));
+    let waiter = world.holder("m", "echo started > started");
+    until_true("waiter", || world.run(&["status", "m", "--json"]).out.contains("\"waiters\": 1"));
+    waiter.signal(Signal::STOP);
+    drop(holder);
+    // Its turn comes and goes.
+    thread::sleep(2 * LEASE);
+    let other = world.holder("m", "echo other > other; exec sleep 1000");
+    line(&world.path("other"));
+    waiter.signal(Signal::CONT);
+    thread::sleep(Duration::from_millis(500));
+    assert!(!world.path("started").exists());
+    drop(other);
+    waiter.wait();
+}

@@ -1,0 +1,121 @@
+//! Completions that load, manual pages that render, help with examples.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+
+use common::{World, tool};
+
+const COMMANDS: [&str; 12] = [
+    "run",
+    "lead",
+    "schedule",
+    "status",
+    "ls",
+    "watch",
+    "release",
+    "schema",
+    "doctor",
+    "tck",
+    "completions",
+    "man",
+];
+
+fn script(world: &World, shell: &str, file: &str) {
+    let script = world.run(&["completions", shell]).expect(0).out;
+    fs::write(world.path(file), script).unwrap();
+}
+
+/// Runs a program of a shell in the folder of the world.
+#[track_caller]
+fn said(world: &World, mut shell: Command) -> String {
+    shell.current_dir(world.dir.path()).env("HOME", world.dir.path()).env_remove("XDG_CONFIG_HOME");
+    let output = common::output(&mut shell).unwrap();
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && err.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn bash_completes() {
+    let world = World::new();
+    script(&world, "bash", "simba.bash");
+    let complete = "source ./simba.bash; complete -p simba >/dev/null || exit 1; \
+                    words() { COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); \
+                    _simba simba \"${@: -1}\" \"${@: -2:1}\"; echo \"${COMPREPLY[@]}\"; }; \
+                    words simba ''; words simba sched; words simba run --max";
+    let mut bash = tool("bash");
+    bash.args(["--norc", "-c", complete]);
+    let told = said(&world, bash);
+    let lines: Vec<&str> = told.lines().collect();
+    assert!(COMMANDS.iter().all(|command| lines[0].split(' ').any(|word| word == *command)), "{told}");
+    assert_eq!((lines[1].trim(), lines[2].trim()), ("schedule", "--max-hold"), "{told}");
+}
+
+#[test]
+fn zsh_loads_them() {
+    let world = World::new();
+    script(&world, "zsh", "_simba");
+    let load = "fpath=($PWD $fpath); autoload -Uz compinit; compinit -u -D; \
+                [[ ${_comps[simba]} == _simba ]] || exit 1; autoload +X _simba; echo ${+functions[_simba]}";
+    let mut zsh = tool("zsh");
+    zsh.args(["-f", "-c", load]);
+    assert_eq!(said(&world, zsh).trim(), "1");
+    let mut zsh = tool("zsh");
+    zsh.args(["-n", "./_simba"]);
+    said(&world, zsh);
+}
+
+#[test]
+fn fish_completes() {
+    let world = World::new();
+    script(&world, "fish", "simba.fish");
+    let load = "source ./simba.fish; complete -C 'simba '; echo ==; complete -C 'simba run --max'";
+    let mut fish = tool("fish");
+    fish.args(["--no-config", "-c", load]);
+    let told = said(&world, fish);
+    let (commands, options) = told.split_once("==\n").unwrap();
+    assert!(COMMANDS.iter().all(|command| commands.lines().any(|line| line.starts_with(command))), "{told}");
+    assert!(options.contains("--max-hold"), "{told}");
+}
+
+#[test]
+fn manual_pages_render_without_a_complaint() {
+    let world = World::new();
+    let _ = tool("mandoc");
+    for page in [None].into_iter().chain(COMMANDS.map(Some)) {
+        let args: Vec<&str> = ["man"].into_iter().chain(page).collect();
+        fs::write(world.path("page.1"), world.run(&args).expect(0).out).unwrap();
+        let mut lint = Command::new("mandoc");
+        lint.args(["-T", "lint", "-W", "error", "page.1"]);
+        said(&world, lint);
+        let mut man = tool("man");
+        man.args(["-l", "page.1"]).env("MANPAGER", "cat").env("MANWIDTH", "80").env("LC_ALL", "C.UTF-8");
+        let text = said(&world, man);
+        let name = page.map_or("simba".into(), |page| format!("simba-{page}"));
+        assert!(text.contains("NAME") && text.contains(&name), "{page:?}: {text}");
+        assert!(text.contains("xample"), "{page:?} has examples: {text}");
+    }
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    let world = World::new();
+    for command in COMMANDS {
+        let help = world.run(&[command, "--help"]).expect(0).out;
+        assert!(help.contains("Example") && help.contains("simba "), "{command}: {help}");
+        assert!(help.lines().all(|line| line.chars().count() <= 120), "{command}: {help}");
+    }
+    let help = world.run(&["--help"]).expect(0).out;
+    assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
+    assert!(COMMANDS.iter().all(|command| help.contains(command)));
+    assert!(world.run(&["--version"]).expect(0).out.starts_with("simba "));
+    // Nothing typed is a question.
+    let mut bare = world.bare();
+    bare.args::<[&str; 0], &str>([]);
+    let asked = world.start(bare).wait().expect(2);
+    assert!(asked.err.contains("Examples:"), "{asked:?}");
+}

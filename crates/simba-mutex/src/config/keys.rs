@@ -1,0 +1,66 @@
+//! What can be set, and where it was.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The stores with settings of their own, by the names that a file may call them.
+pub(super) const STORES: [(&str, &str); 7] = [
+    ("sqlite", "sqlite"),
+    ("mysql", "mysql"),
+    ("mariadb", "mysql"),
+    ("jdbc", "mysql"),
+    ("postgres", "postgres"),
+    ("redis", "redis"),
+    ("zookeeper", "zookeeper"),
+];
+
+/// What can be set, for all stores and for each.
+pub(super) const KEYS: [&str; 9] =
+    ["enabled", "url", "password", "password-file", "ttl", "transition", "grace", "poll", "initial-delay"];
+
+/// One setting: of all stores, or of one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) store: Option<&'static str>,
+    pub(super) name: &'static str,
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.store {
+            Some(store) => write!(f, "{store}.{}", self.name),
+            None => f.write_str(self.name),
+        }
+    }
+}
+
+/// Where a setting comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    File(Arc<PathBuf>, usize),
+    Environment(String),
+    Code,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path, line) => write!(f, "{}, line {line}", path.display()),
+            Self::Environment(name) => write!(f, "the variable {name}"),
+            Self::Code => f.write_str("the code"),
+        }
+    }
+}
+
+/// The key of this name.
+pub(super) fn key(name: &str) -> Option<&'static str> {
+    // Both spellings, as Spring has it.
+    let name = name.replace('_', "-");
+    KEYS.iter().copied().find(|known| *known == name)
+}
+
+/// The store that a file calls by this name.
+pub(super) fn store(name: &str) -> Option<&'static str> {
+    STORES.iter().find(|(known, _)| *known == name).map(|(_, store)| *store)
+}

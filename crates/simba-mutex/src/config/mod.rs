@@ -1,0 +1,241 @@
+//! Configuration in layers: files, the environment, code.
+
+mod document;
+mod keys;
+mod resolve;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use simba_core::{ConnectUrl, Error, ErrorKind, Lease, Result, Simba};
+
+use document::{Node, Table};
+use keys::{KEYS, Key, Origin, STORES};
+
+/// Everything that a program needs to connect, from files, the environment and code.
+///
+/// What is set later wins: read files first, then the environment, then what the code insists on. A setting in
+/// the table of a store wins over the same setting for all.
+///
+/// | key | default | what |
+/// |---|---|---|
+/// | `enabled` | `true` | whether to connect at all |
+/// | `url` | `sqlite:` | the store |
+/// | `password`, `password-file` | | the secret, or the file that holds it, instead of in the URL |
+/// | `ttl`, `transition` | `10s`, `6s` | the [`Lease`] |
+/// | `grace`, `poll` | half the transition, the ttl | see [`Lease`] |
+/// | `initial-delay` | `0s` | how long a contention waits before its first try |
+///
+/// The same keys stand in a table for each store: `sqlite`, `mysql` (also `jdbc`, `mariadb`), `postgres`, `redis`,
+/// `zookeeper`. In YAML all of it may stand below `simba:`, as with the Spring Boot starter of JVM Simba. In the environment
+/// they are `SIMBA_URL`, `SIMBA_TTL`, `SIMBA_REDIS_TTL` and so on.
+///
+/// # Examples
+///
+/// ```
+/// use simba_mutex::Config;
+///
+/// let config = Config::new().toml("ttl = \"5s\"\n[redis]\nttl = \"3s\"\n", "simba.toml")?.url("sqlite:orders.db");
+/// let settings = config.resolve()?;
+/// assert_eq!(settings.lease.ttl().as_secs(), 5);
+/// # Ok::<(), simba_mutex::Error>(())
+/// ```
+#[derive(Clone, Default)]
+#[must_use]
+pub struct Config {
+    settings: BTreeMap<Key, Setting>,
+}
+
+#[derive(Clone)]
+struct Setting {
+    value: String,
+    origin: Origin,
+}
+
+/// What a [`Config`] comes to.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// The store, with its password.
+    pub url: ConnectUrl,
+    /// How long a mutex is held at a time.
+    pub lease: Lease,
+    /// How long a contention waits before its first try.
+    pub initial_delay: Duration,
+}
+
+impl Config {
+    /// Nothing but the defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Reads a file: TOML, or YAML if its name says so.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] with the line and the cure. No value is repeated: it may be a secret.
+    pub fn file(self, path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let message = format!("cannot read {}: {error}", path.display());
+            Error::new(ErrorKind::Config, message).with_source(error)
+        })?;
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("yaml" | "yml") => self.yaml(&text, path),
+            _ => self.toml(&text, path),
+        }
+    }
+
+    /// Reads settings in TOML; `name` is what an error calls the text.
+    ///
+    /// # Errors
+    ///
+    /// As [`file`](Self::file).
+    pub fn toml(self, text: &str, name: impl Into<PathBuf>) -> Result<Self> {
+        let name = Arc::new(name.into());
+        match document::from_toml(text) {
+            Ok(found) => self.read(&found, &name),
+            Err(complaint) => Err(wrong(&Origin::File(name, complaint.line), &complaint.message)),
+        }
+    }
+
+    /// Reads settings in YAML; `name` is what an error calls the text.
+    ///
+    /// # Errors
+    ///
+    /// As [`file`](Self::file).
+    pub fn yaml(self, text: &str, name: impl Into<PathBuf>) -> Result<Self> {
+        let name = Arc::new(name.into());
+        match document::from_yaml(text) {
+            Ok(found) => self.read(&found, &name),
+            Err(complaint) => Err(wrong(&Origin::File(name, complaint.line), &complaint.message)),
+        }
+    }
+
+    /// Reads the environment of this process.
+    pub fn environment(self) -> Self {
+        self.variables(
+            std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
+        )
+    }
+
+    /// Reads variables. Those that do not name a setting are somebody else's.
+    pub fn variables(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Self {
+        for (name, value) in variables {
+            if let Some(key) = variable(&name) {
+                self.settings.insert(key, Setting { value, origin: Origin::Environment(name) });
+            }
+        }
+        self
+    }
+
+    /// Connects to this store, whatever files and environment say.
+    pub fn url(self, url: impl Into<String>) -> Self {
+        self.set("url", url.into())
+    }
+
+    /// Holds mutexes by this lease, whatever files and environment say.
+    pub fn lease(self, ttl: Duration, transition: Duration) -> Self {
+        let text = |time| humantime::format_duration(time).to_string();
+        self.set("ttl", text(ttl)).set("transition", text(transition))
+    }
+
+    /// What all layers come to.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] for a value that is none or contradicts another, with its line and the cure.
+    pub fn resolve(&self) -> Result<Settings> {
+        resolve::resolve(&self.settings)
+    }
+
+    /// Connects to the store that all layers come to.
+    ///
+    /// # Errors
+    ///
+    /// As [`resolve`](Self::resolve) and [`connect`](crate::connect).
+    pub async fn connect(&self) -> Result<Simba> {
+        let settings = self.resolve()?;
+        let backend = crate::backend(&settings.url).await?;
+        Ok(Simba::builder(backend).lease(settings.lease).build())
+    }
+
+    /// What the code says counts for every store.
+    fn set(mut self, name: &'static str, value: String) -> Self {
+        self.settings.retain(|key, _| key.name != name);
+        self.settings.insert(Key { store: None, name }, Setting { value, origin: Origin::Code });
+        self
+    }
+
+    fn read(mut self, found: &Table, name: &Arc<PathBuf>) -> Result<Self> {
+        // A file for several programs has ours below one key.
+        let found = match found.get("simba") {
+            Some((_, Node::Table(ours))) => ours,
+            _ => found,
+        };
+        for (word, (line, node)) in found {
+            let origin = Origin::File(Arc::clone(name), *line);
+            match (keys::key(word), keys::store(word), node) {
+                (Some(key), _, Node::Value(value)) => self.put(None, key, value, origin),
+                (None, Some(store), Node::Table(table)) => self.read_store(store, table, name)?,
+                (None, None, _) => return Err(unknown(&origin, word, true)),
+                _ => return Err(wrong(&origin, &format!("`{word}` does not take that"))),
+            }
+        }
+        Ok(self)
+    }
+
+    fn read_store(&mut self, store: &'static str, table: &Table, name: &Arc<PathBuf>) -> Result<()> {
+        for (word, (line, node)) in table {
+            let origin = Origin::File(Arc::clone(name), *line);
+            match (keys::key(word), node) {
+                (Some(key), Node::Value(value)) => self.put(Some(store), key, value, origin),
+                (Some(_), _) => return Err(wrong(&origin, &format!("`{word}` does not take that"))),
+                (None, _) => return Err(unknown(&origin, word, false)),
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, store: Option<&'static str>, name: &'static str, value: &str, origin: Origin) {
+        self.settings.insert(Key { store, name }, Setting { value: value.to_owned(), origin });
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let origins =
+            self.settings.iter().map(|(key, setting)| (key.to_string(), setting.origin.to_string()));
+        f.debug_map().entries(origins).finish()
+    }
+}
+
+/// The setting that a variable names: `SIMBA_TTL`, `SIMBA_REDIS_TTL`.
+fn variable(name: &str) -> Option<Key> {
+    let words = name.strip_prefix("SIMBA_")?.to_ascii_lowercase();
+    if let Some(name) = keys::key(&words) {
+        return Some(Key { store: None, name });
+    }
+    let (store, rest) = words.split_once('_')?;
+    Some(Key { store: Some(keys::store(store)?), name: keys::key(rest)? })
+}
+
+fn wrong(origin: &Origin, message: &str) -> Error {
+    Error::new(ErrorKind::Config, format!("{origin}: {message}"))
+}
+
+fn unknown(origin: &Origin, word: &str, at_the_top: bool) -> Error {
+    let mut known = KEYS.to_vec();
+    if at_the_top {
+        known.extend(STORES.iter().map(|(name, _)| *name));
+    }
+    wrong(origin, &format!("there is no key `{word}`; the keys are {}", known.join(", ")))
+}
+
+#[cfg(test)]
+mod tests;

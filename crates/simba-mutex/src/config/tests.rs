@@ -1,0 +1,108 @@
+use super::*;
+
+fn lease_of(config: &Config) -> (u64, u64) {
+    let lease = config.resolve().unwrap().lease;
+    (lease.ttl().as_secs(), lease.transition().as_secs())
+}
+
+fn refusal(config: Result<Config>) -> String {
+    let error = config.and_then(|config| config.resolve()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    error.to_string()
+}
+
+fn variables(pairs: &[(&str, &str)]) -> Config {
+    Config::new().variables(pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+}
+
+#[test]
+fn the_defaults_are_those_of_the_jvm() {
+    let settings = Config::new().resolve().unwrap();
+    assert_eq!(lease_of(&Config::new()), (10, 6));
+    assert_eq!((settings.initial_delay, settings.url.scheme()), (Duration::ZERO, "sqlite"));
+}
+
+#[test]
+fn a_later_layer_wins_and_a_store_s_own_setting_over_that_for_all() {
+    let file = Config::new().toml("ttl = '20s'\n[redis]\nttl = '5s'\ntransition = '3s'\n", "a.toml").unwrap();
+    assert_eq!(lease_of(&file), (20, 6));
+    let redis = file.clone().url("redis://h");
+    assert_eq!(lease_of(&redis), (5, 3));
+    assert_eq!(lease_of(&file.clone().url("rediss://h")), (5, 3));
+    let environment = redis.variables([("SIMBA_REDIS_TTL".to_owned(), "7s".to_owned())]);
+    assert_eq!(lease_of(&environment), (7, 3));
+    let code = environment.lease(Duration::from_secs(9), Duration::from_secs(4));
+    assert_eq!(lease_of(&code), (9, 4));
+}
+
+#[test]
+fn the_starter_s_own_file_is_understood() {
+    let text = "simba:\n  enabled: true\n  jdbc:\n    initial-delay: 2s\n    ttl: 12s\nspring:\n  x: [1]\n";
+    let config = Config::new().yaml(text, "application.yml").unwrap().url("mysql://h/db");
+    let settings = config.resolve().unwrap();
+    assert_eq!((settings.lease.ttl().as_secs(), settings.initial_delay.as_secs()), (12, 2));
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_line_and_the_cure() {
+    let toml = |text: &str| refusal(Config::new().toml(text, "simba.toml"));
+    for (text, line, cure) in [
+        ("ttl = '1s'\ntll = '5s'\n", 2, "the keys are enabled, url"),
+        ("[redis]\nurll = 'x'\n", 2, "the keys are enabled, url"),
+        ("ttl = 'ten'\n", 1, "`250ms` or `10s`"),
+        ("ttl = ['10s']\n", 1, "does not take that"),
+        ("enabled = 'maybe'\n", 1, "neither true nor false"),
+        ("\nenabled = false\n", 2, "set `enabled` to true"),
+        ("ttl = '10s'\ntransition = '1s'\n", 1, "transition"),
+        ("grace = '1h'\n", 1, "grace"),
+        ("url = 'a b'\n", 1, "space"),
+        ("[redis]\nurl = 'redis://a'\n[mysql]\nurl = 'mysql://b'\n", 2, "keep one"),
+        ("password = 'x'\npassword-file = 'y'\n", 2, "keep one"),
+        ("password-file = '/no/such/file'\n", 1, "cannot read"),
+    ] {
+        let told = toml(text);
+        assert!(told.starts_with(&format!("simba.toml, line {line}: ")), "{text:?}: {told}");
+        assert!(told.contains(cure), "{text:?}: {told}");
+    }
+    assert!(refusal(Ok(variables(&[("SIMBA_TTL", "ten")]))).starts_with("the variable SIMBA_TTL: "));
+}
+
+#[test]
+fn a_secret_comes_from_elsewhere_and_is_told_to_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("secret");
+    std::fs::write(&file, "hunter2\n").unwrap();
+    let text = format!("url = 'redis://user@h'\npassword-file = '{}'\n", file.display());
+    let config = Config::new().toml(&text, "simba.toml").unwrap();
+    let settings = config.resolve().unwrap();
+    assert_eq!(settings.url.password(), Some("hunter2"));
+    let environment = variables(&[("SIMBA_URL", "redis://user:hunter2@h"), ("SIMBA_PASSWORD", "hunter2")]);
+    for told in [format!("{config:?}"), format!("{settings:?}"), format!("{environment:?}")] {
+        assert!(!told.contains("hunter2"), "{told}");
+    }
+}
+
+#[test]
+fn variables_of_others_are_left_alone() {
+    let config = variables(&[
+        ("SIMBA_MUTEX", "orders"),
+        ("SIMBA_CONTENDER_ID", "x"),
+        ("SIMBA_FENCING_TOKEN", "7"),
+        ("SIMBA_PORT", "tcp://10.0.0.1:80"),
+        ("OTHER_TTL", "1s"),
+        ("SIMBA_INITIAL_DELAY", "3s"),
+    ]);
+    assert_eq!(config.settings.len(), 1);
+    assert_eq!(config.resolve().unwrap().initial_delay.as_secs(), 3);
+}
+
+#[test]
+fn a_file_is_read_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in [("a.toml", "ttl = '3s'\n"), ("a.yaml", "ttl: 3s\n"), ("a.yml", "ttl: 3s\n")] {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(lease_of(&Config::new().file(&path).unwrap()).0, 3, "{name}");
+    }
+    assert!(refusal(Config::new().file(dir.path().join("absent.toml"))).contains("cannot read"));
+}

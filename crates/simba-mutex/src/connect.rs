@@ -1,0 +1,124 @@
+//! From a URL to a store.
+
+use std::sync::Arc;
+
+use simba_core::{Backend, ConnectUrl, Error, ErrorKind, MemoryBackend, Result, Simba};
+
+/// Every scheme, and the feature that it needs.
+const SCHEMES: [(&str, &str); 15] = [
+    ("memory", ""),
+    ("sqlite", "sqlite"),
+    ("mysql", "mysql"),
+    ("mariadb", "mysql"),
+    ("postgres", "postgres"),
+    ("postgresql", "postgres"),
+    ("redis", "redis"),
+    ("rediss", "redis"),
+    ("redis+unix", "redis"),
+    ("redis+sentinel", "redis"),
+    ("redis+cluster", "redis"),
+    ("rediss+sentinel", "redis"),
+    ("rediss+cluster", "redis"),
+    ("zookeeper", "zookeeper"),
+    ("zookeepers", "zookeeper"),
+];
+
+/// Connects to the store behind a URL.
+///
+/// # Errors
+///
+/// [`ErrorKind::Invalid`] for a URL that names no store that is built in, and what the store's own `connect` says.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> simba_mutex::Result<()> {
+/// let simba = simba_mutex::connect("memory:").await?;
+/// let guard = simba.locker("orders").lock().await?;
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+pub async fn connect(url: &str) -> Result<Simba> {
+    Ok(Simba::builder(backend(&url.parse()?).await?).build())
+}
+
+/// The store behind a URL, for those who build a [`Simba`] with more than a URL.
+///
+/// # Errors
+///
+/// As [`connect`].
+pub async fn backend(url: &ConnectUrl) -> Result<Arc<dyn Backend>> {
+    // The feature of the scheme tells the store; one that is not built in has no arm.
+    let store = SCHEMES.iter().find(|(scheme, _)| *scheme == url.scheme()).map(|(_, feature)| *feature);
+    Ok(match store {
+        Some("") => Arc::new(MemoryBackend::new()),
+        #[cfg(feature = "sqlite")]
+        Some("sqlite") => {
+            let config = simba_sqlite::SqliteConfig::from_url(url)?;
+            Arc::new(simba_sqlite::SqliteBackend::connect(config).await?)
+        }
+        #[cfg(feature = "mysql")]
+        Some("mysql") => {
+            let config = simba_mysql::MySqlConfig::from_url(url)?;
+            Arc::new(simba_mysql::MySqlBackend::connect(config).await?)
+        }
+        #[cfg(feature = "postgres")]
+        Some("postgres") => {
+            let config = simba_postgres::PostgresConfig::from_url(url)?;
+            Arc::new(simba_postgres::PostgresBackend::connect(config).await?)
+        }
+        #[cfg(feature = "redis")]
+        Some("redis") => {
+            let config = simba_redis::RedisConfig::from_url(url)?;
+            Arc::new(simba_redis::RedisBackend::connect(config).await?)
+        }
+        #[cfg(feature = "zookeeper")]
+        Some("zookeeper") => {
+            let config = simba_zookeeper::ZookeeperConfig::from_url(url)?;
+            Arc::new(simba_zookeeper::ZookeeperBackend::connect(config).await?)
+        }
+        _ => return Err(unknown(url.scheme())),
+    })
+}
+
+fn unknown(scheme: &str) -> Error {
+    let message = match SCHEMES.iter().find(|(known, _)| *known == scheme) {
+        Some((_, feature)) => {
+            format!("`{scheme}:` is not built in: turn on the feature `{feature}` of simba-mutex")
+        }
+        None => {
+            let known = SCHEMES.map(|(known, _)| known).join(", ");
+            format!("there is no store `{scheme}:`; the stores are {known}")
+        }
+    };
+    Error::new(ErrorKind::Invalid, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn refusal(url: &str) -> String {
+        let error = backend(&url.parse().unwrap()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        error.to_string()
+    }
+
+    #[tokio::test]
+    async fn an_unknown_scheme_lists_the_known_ones() {
+        let told = refusal("etcd://h").await;
+        assert!(
+            told.contains("`etcd:`") && told.contains("sqlite, mysql") && told.contains("zookeeper"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn a_store_that_is_not_built_in_names_its_feature() {
+        for (scheme, feature) in SCHEMES.iter().filter(|(_, feature)| !feature.is_empty()) {
+            assert!(unknown(scheme).to_string().contains(&format!("the feature `{feature}`")));
+        }
+    }
+}
