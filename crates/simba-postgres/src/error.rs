@@ -65,23 +65,22 @@ pub(crate) fn read_only(place: &Place) -> Error {
 /// The driver's own trouble, without a word from the server.
 fn silent(fault: &Fault) -> (ErrorKind, String) {
     let text = words(fault);
-    let lost = fault.is_closed() || has_io(fault);
-    match text.as_str() {
-        // The driver knows these by their text alone.
-        text if text.contains("password missing") => {
-            (ErrorKind::Denied, "the server asks for a password and the URL has none: add one".into())
-        }
-        text if text.contains("TLS") => (
-            ErrorKind::Denied,
-            "the server does not speak TLS as asked for: turn its ssl on, or check sslmode and sslrootcert"
-                .into(),
-        ),
-        text if text.contains("authentication") => (
-            ErrorKind::Denied,
-            "the server asks for a login that this client does not know: use SCRAM".into(),
-        ),
-        _ if lost => (ErrorKind::Unavailable, "the connection to the server is lost".into()),
-        _ => (ErrorKind::Protocol, "the server and the driver do not understand each other".into()),
+    let broken = causes(fault).find_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+    // The driver knows these by their text alone.
+    let says = |word: &str| text.contains(word);
+    if says("password missing") {
+        (ErrorKind::Denied, "the server asks for a password and the URL has none: add one".into())
+    } else if says("TLS") && broken.is_none_or(|kind| kind == io::ErrorKind::InvalidData) {
+        // What TLS refuses comes as data that is not valid; anything else is the network.
+        let message = "the server does not speak TLS as asked for: turn its ssl on, or check sslmode, \
+                       sslrootcert and the name of the host";
+        (ErrorKind::Denied, message.into())
+    } else if says("authentication") {
+        (ErrorKind::Denied, "the server asks for a login that this client does not know: use SCRAM".into())
+    } else if fault.is_closed() || broken.is_some() {
+        (ErrorKind::Unavailable, "the connection to the server is lost".into())
+    } else {
+        (ErrorKind::Protocol, "the server and the driver do not understand each other".into())
     }
 }
 
@@ -92,10 +91,6 @@ fn causes(fault: &Fault) -> impl Iterator<Item = &(dyn std::error::Error + 'stat
 
 fn words(fault: &Fault) -> String {
     causes(fault).map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
-fn has_io(fault: &Fault) -> bool {
-    causes(fault).any(|error| error.is::<io::Error>())
 }
 
 /// What the server's code means for the caller.

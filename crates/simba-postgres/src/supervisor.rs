@@ -34,8 +34,13 @@ pub(crate) async fn connect(handle: &Handle) -> Result<Arc<Wire>> {
     let (place, line) = open_any(&handle.config, &*handle.clock, first, None).await?;
     handle.place.store(place, Ordering::Relaxed);
     let wire = Wire::new(line);
-    if wire.is_direct() && handle.config.pooler == Pooler::Auto {
-        handle.learn(Nature::Session);
+    if handle.config.pooler == Pooler::Auto {
+        if wire.is_direct() {
+            handle.learn(Nature::Session);
+        } else if place != first {
+            // What was found out is about another server.
+            handle.learn(Nature::Unknown);
+        }
     }
     Ok(Arc::new(wire))
 }

@@ -99,20 +99,39 @@ impl Wire {
     }
 }
 
-/// What a session of ours is like, whatever the server, the database or the role say. A plan is made once for a
-/// connection, when the tables may still be empty: so each goes by an index, whatever the planner believes of
-/// their sizes.
+/// What a session of ours is like, whatever the server, the database or the role say; what a server does not
+/// know is left out.
+///
+/// A plan is made once for a connection, when the tables may still be empty: so each goes by an index, whatever
+/// the planner believes of their sizes. And a client that is gone with half a statement sent must not keep a row
+/// locked until the system of the server misses it, hours later.
 fn settings(config: &PostgresConfig) -> String {
-    let millis = |time: Duration| time.as_millis().max(1);
+    let millis = |time: Duration| time.as_millis().max(1).to_string();
+    let own = [
+        ("lock_timeout", millis(config.lock_timeout)),
+        ("statement_timeout", millis(config.statement_timeout)),
+        ("transaction_timeout", millis(config.statement_timeout * 2)),
+    ];
+    let fixed = [
+        ("default_transaction_isolation", "read committed"),
+        ("plan_cache_mode", "force_generic_plan"),
+        ("jit", "off"),
+        ("enable_seqscan", "off"),
+        ("enable_bitmapscan", "off"),
+        ("enable_sort", "off"),
+        ("enable_hashjoin", "off"),
+        ("enable_mergejoin", "off"),
+        ("tcp_keepalives_idle", "5"),
+        ("tcp_keepalives_interval", "2"),
+        ("tcp_keepalives_count", "3"),
+        ("tcp_user_timeout", "10000"),
+    ];
+    let own = own.iter().map(|(name, value)| format!("('{name}', '{value}')"));
+    let fixed = fixed.iter().map(|(name, value)| format!("('{name}', '{value}')"));
+    let all = own.chain(fixed).collect::<Vec<_>>().join(", ");
     format!(
-        "SET lock_timeout = {}; SET statement_timeout = {}; \
-         SET default_transaction_isolation = 'read committed'; \
-         SET plan_cache_mode = force_generic_plan; SET jit = off; \
-         SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; \
-         SET enable_hashjoin = off; SET enable_mergejoin = off; \
-         SELECT set_config('synchronous_commit', 'on', false) \
-         WHERE current_setting('synchronous_commit') = 'off'",
-        millis(config.lock_timeout),
-        millis(config.statement_timeout),
+        "SELECT set_config(s.name, v.value, false) FROM (VALUES {all}) AS v (name, value) \
+         JOIN pg_settings s ON s.name = v.name; \
+         SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
     )
 }

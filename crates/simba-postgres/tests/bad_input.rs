@@ -1,5 +1,7 @@
 //! Whatever is wrong with the server, its tables or the URL is told with its cause and its cure.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::sync::Arc;

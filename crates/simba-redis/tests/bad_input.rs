@@ -156,8 +156,9 @@ async fn row_34_a_server_that_cannot_serve_is_unavailable() {
     let error = busy_error(&simba, &mutex).await;
     assert_eq!(admin.ask(&["SCRIPT", "KILL"]), Reply::Status("OK".into()));
     assert!(error.to_string().contains("SCRIPT KILL"), "{error}");
+    until("the script ends", || !is_busy(admin.ask(&["PING"]))).await;
 
-    admin.ask(&["REPLICAOF", "127.0.0.1", "1"]);
+    assert_eq!(admin.ask(&["REPLICAOF", "127.0.0.1", "1"]), Reply::Status("OK".into()));
     let replica = error_of(&simba, &mutex).await;
     admin.ask(&["REPLICAOF", "NO", "ONE"]);
     assert!(replica.is_transient() && replica.to_string().contains("replica"), "{replica}");

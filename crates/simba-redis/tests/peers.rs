@@ -1,6 +1,6 @@
 //! Beside JVM peers on the same keys.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test, by hand")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! The rows of the fault matrix about who comes next.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test, by hand")]
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Store, lead, lease, long, name, simba, soon, until, wait, within};
+use common::{Store, case, lead, lease, long, name, simba, soon, until, wait, within};
 use simba_core::{Answer, Backend as _, Claim, ContenderId, Holding, Lease, MutexName, Prior};
 use simba_redis::RedisBackend;
 use simba_servers::Setup;
@@ -48,6 +48,12 @@ fn listeners(admin: &mut common::Admin, mutex: &MutexName) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_24_a_waiter_that_stops_when_it_is_woken_passes_it_on() {
     let store = store();
+    // Between being woken and asking, for sure.
+    for _ in 0..rounds() * 5 {
+        case(&store, "handover", "a_woken_waiter_that_gives_up_wakes_the_next").await;
+        case(&store, "handover", "a_woken_waiter_that_is_dropped_wakes_the_next").await;
+    }
+    // And at whatever moment it may be.
     let mut admin = store.admin();
     let (one, two) = (simba(store.backend().await, long()), simba(store.backend().await, long()));
     for round in 0..rounds() * 10 {
@@ -61,7 +67,8 @@ async fn row_24_a_waiter_that_stops_when_it_is_woken_passes_it_on() {
             head.stop().await
         };
         let (freed, stopped) = tokio::join!(leader.stop(), stops);
-        (freed.unwrap(), stopped.unwrap());
+        freed.unwrap();
+        stopped.unwrap();
         within(Duration::from_secs(5), "who stops wakes the next", next.acquired()).await.unwrap();
         next.stop().await.unwrap();
     }

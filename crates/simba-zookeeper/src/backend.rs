@@ -37,6 +37,7 @@ const MOST_IDLE: usize = 8;
 /// ```
 pub struct ZookeeperBackend {
     config: Arc<ZookeeperConfig>,
+    paths: Paths,
     clock: Arc<dyn Clock>,
     /// By what they ask for in milliseconds; none once closed.
     clients: Mutex<Option<HashMap<u128, Arc<Client>>>>,
@@ -61,7 +62,8 @@ impl ZookeeperBackend {
     ///
     /// As [`connect`](Self::connect).
     pub async fn connect_with_clock(config: ZookeeperConfig, clock: Arc<dyn Clock>) -> Result<Self> {
-        let this = Self { config: Arc::new(config), clock, clients: Mutex::new(Some(HashMap::new())) };
+        let paths = Paths { chroot: config.chroot.as_str().into() };
+        let this = Self { config: Arc::new(config), paths, clock, clients: Mutex::new(Some(HashMap::new())) };
         this.check().await.map_err(|error| error.with_backend(NAME))?;
         Ok(this)
     }
@@ -91,8 +93,8 @@ impl ZookeeperBackend {
         &*self.clock
     }
 
-    pub(crate) fn paths(&self) -> Paths {
-        Paths { chroot: self.config.chroot.clone() }
+    pub(crate) fn paths(&self) -> &Paths {
+        &self.paths
     }
 
     /// The session for leases of this length.
@@ -132,9 +134,9 @@ impl Backend for ZookeeperBackend {
     }
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        let path = self.paths().mutex(&claim.mutex)?;
+        let path = self.paths.mutex(&claim.mutex)?;
         let client = self.client(claim.lease.total())?;
-        Ok(Box::new(ZookeeperSession::new(client, claim, path, self.paths(), self.config.access)))
+        Ok(Box::new(ZookeeperSession::new(client, claim, path, self.paths.clone(), self.config.access)))
     }
 
     fn operate(&self) -> Option<&dyn Operate> {

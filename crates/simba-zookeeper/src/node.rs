@@ -48,12 +48,13 @@ enum State {
 /// The place of one contender in the queue of one mutex. Dropping it gives the place up, in the background.
 pub(crate) struct Seat {
     client: Arc<Client>,
-    parent: String,
+    /// The node of the mutex.
+    parent: Arc<str>,
     state: State,
 }
 
 impl Seat {
-    pub(crate) const fn new(client: Arc<Client>, parent: String) -> Self {
+    pub(crate) const fn new(client: Arc<Client>, parent: Arc<str>) -> Self {
         Self { client, parent, state: State::Nothing }
     }
 
@@ -135,8 +136,8 @@ impl Seat {
     async fn find(&self, prefix: &str) -> Result<Option<Node>> {
         const DOING: &str = "look for a node of our own";
         // The server may lag behind the one that carried the creation out.
-        let mut synced = self.client.send(Request::Sync { path: self.parent.clone() }, None);
-        let children = Request::Children { path: self.parent.clone(), watch: false };
+        let mut synced = self.client.send(Request::Sync { path: self.parent.to_string() }, None);
+        let children = Request::Children { path: self.parent.to_string(), watch: false };
         let mut listed = self.client.send(children, None);
         let names = match (heard(&mut synced).await, heard(&mut listed).await) {
             (Ok(_), Ok(Reply::Children(names))) => names,
@@ -170,7 +171,7 @@ impl Seat {
 
     /// Gives the node up in the background.
     pub(crate) fn forget(&mut self) {
-        let sweep = |prefix| self.client.sweep(self.parent.clone(), prefix);
+        let sweep = |prefix| self.client.sweep(self.parent.to_string(), prefix);
         match mem::replace(&mut self.state, State::Nothing) {
             State::Nothing => {}
             State::Made(node) if node.session == self.client.session() => {

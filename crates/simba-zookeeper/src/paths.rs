@@ -1,5 +1,7 @@
 //! Where things are in the tree.
 
+use std::sync::Arc;
+
 use simba_core::{Error, ErrorKind, MutexName, Result};
 
 /// The node with all mutexes, under the chroot.
@@ -16,7 +18,7 @@ pub(crate) fn is_node(name: &str) -> bool {
 /// The paths under one chroot.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
-    pub(crate) chroot: String,
+    pub(crate) chroot: Arc<str>,
 }
 
 impl Paths {
@@ -29,14 +31,14 @@ impl Paths {
     /// # Errors
     ///
     /// [`ErrorKind::Invalid`] for a name that would be another place in the tree: only names from elsewhere can.
-    pub(crate) fn mutex(&self, mutex: &MutexName) -> Result<String> {
+    pub(crate) fn mutex(&self, mutex: &MutexName) -> Result<Arc<str>> {
         let name = mutex.as_str();
         if !is_node(name) {
             let message = "a mutex in ZooKeeper is one node: its name has no `/`, is not `.` or `..`, and has no \
                            control characters, emoji or other characters beyond 16 bits";
             return Err(Error::new(ErrorKind::Invalid, message).with_mutex(mutex));
         }
-        Ok(format!("{}{ROOT}/{name}", self.chroot))
+        Ok(format!("{}{ROOT}/{name}", self.chroot).into())
     }
 }
 
@@ -48,8 +50,8 @@ mod tests {
     fn a_mutex_is_one_node_under_the_chroot() {
         let paths = Paths { chroot: "/teams".into() };
         let path = |name: &str| paths.mutex(&MutexName::legacy(name).unwrap());
-        assert_eq!(path("orders").unwrap(), "/teams/simba/orders");
-        assert_eq!(Paths { chroot: String::new() }.root(), "/simba");
+        assert_eq!(&*path("orders").unwrap(), "/teams/simba/orders");
+        assert_eq!(Paths { chroot: "".into() }.root(), "/simba");
         assert_eq!(path("a/b").unwrap_err().kind(), ErrorKind::Invalid);
     }
 

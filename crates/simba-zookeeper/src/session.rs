@@ -22,17 +22,18 @@ pub(crate) struct ZookeeperSession {
     client: Arc<Client>,
     claim: Claim,
     /// The node of the mutex.
-    path: String,
+    path: Arc<str>,
     paths: Paths,
     access: Access,
     seat: Seat,
     /// Our node is the first: it stays so for as long as it is there.
     leads: bool,
     /// Whom the last look found first; a node never changes its mind about its contender.
-    head: Option<Head>,
+    head: Option<Box<Head>>,
     /// Another session under our id holds the mutex: we take no place behind it.
     twin: bool,
-    turn: Listener<Topic>,
+    /// Hears when it may be our turn; only while we wait or look.
+    turn: Option<Listener<Topic>>,
     own: Listener<Topic>,
     caller: u64,
     /// What is watched for our turn, and on which connection.
@@ -46,10 +47,16 @@ pub(crate) struct ZookeeperSession {
 }
 
 impl ZookeeperSession {
-    pub(crate) fn new(client: Arc<Client>, claim: Claim, path: String, paths: Paths, access: Access) -> Self {
+    pub(crate) fn new(
+        client: Arc<Client>,
+        claim: Claim,
+        path: Arc<str>,
+        paths: Paths,
+        access: Access,
+    ) -> Self {
         let caller = client.caller();
-        let (turn, own) = (client.hub().listen(Topic::Turn(caller)), client.hub().listen(Topic::Own(caller)));
-        let seat = Seat::new(Arc::clone(&client), path.clone());
+        let own = client.hub().listen(Topic::Own(caller));
+        let seat = Seat::new(Arc::clone(&client), Arc::clone(&path));
         Self {
             client,
             claim,
@@ -60,7 +67,7 @@ impl ZookeeperSession {
             leads: false,
             head: None,
             twin: false,
-            turn,
+            turn: None,
             own,
             caller,
             watched: None,
@@ -80,6 +87,7 @@ impl ZookeeperSession {
         self.leads = true;
         self.hinted = false;
         self.watched = None;
+        self.turn = None;
         Answer::Ours(self.ownership(self.claim.contender.clone(), node.token))
     }
 
@@ -155,7 +163,7 @@ impl ZookeeperSession {
     /// Asks for the queue. Whoever turns out to lead then also hears when a child goes.
     fn list(&self, watch: bool) -> tokio::sync::oneshot::Receiver<crate::client::Outcome> {
         let topic = watch.then_some(Topic::Own(self.caller));
-        self.client.send(Request::Children { path: self.path.clone(), watch }, topic)
+        self.client.send(Request::Children { path: self.path.to_string(), watch }, topic)
     }
 
     /// Looks how far our node has come.
@@ -215,6 +223,14 @@ impl ZookeeperSession {
         Ok(head.map(|head| self.held(&head)))
     }
 
+    /// Listens for our turn, from before the watch that tells of it.
+    fn listen(&mut self) -> Topic {
+        let topic = Topic::Turn(self.caller);
+        let hub = self.client.hub();
+        self.turn.get_or_insert_with(|| hub.listen(topic));
+        topic
+    }
+
     fn is_watched(&self, name: &str) -> bool {
         let connection = self.client.connection();
         self.watched.as_ref().is_some_and(|(watched, on)| watched == name && *on == connection)
@@ -224,7 +240,7 @@ impl ZookeeperSession {
     async fn watch_and_know(&mut self, first: &str, next: &str) -> Result<Option<Head>> {
         let (watched, known) =
             (self.is_watched(next), self.head.as_ref().is_some_and(|head| head.name == first));
-        let topic = Some(Topic::Turn(self.caller));
+        let topic = Some(self.listen());
         let connection = self.client.connection();
         let mut watch = (!watched).then(|| queue::ask(&self.client, &self.path, next, topic));
         let mut know =
@@ -233,30 +249,31 @@ impl ZookeeperSession {
             let Some(head) = queue::told(next, heard(watch).await)? else { return Ok(None) };
             self.watched = Some((next.to_owned(), connection));
             if first == next {
-                self.head = Some(head);
+                self.head = Some(Box::new(head));
             }
         }
         if let Some(know) = &mut know {
-            self.head = queue::told(first, heard(know).await)?;
+            self.head = queue::told(first, heard(know).await)?.map(Box::new);
         }
-        Ok(self.head.clone())
+        Ok(self.head.as_deref().cloned())
     }
 
     /// Watches a node; false if it is gone.
     async fn watch(&mut self, name: &str) -> Result<bool> {
         let connection = self.client.connection();
-        let found = queue::head(&self.client, &self.path, name, Some(Topic::Turn(self.caller))).await?;
+        let topic = Some(self.listen());
+        let found = queue::head(&self.client, &self.path, name, topic).await?;
         self.watched = found.as_ref().map(|_| (name.to_owned(), connection));
         Ok(found.is_some())
     }
 
     /// Who has this node: asked once.
     async fn known(&mut self, name: &str) -> Result<Option<Head>> {
-        if let Some(head) = self.head.as_ref().filter(|head| head.name == name) {
+        if let Some(head) = self.head.as_deref().filter(|head| head.name == name) {
             return Ok(Some(head.clone()));
         }
-        self.head = queue::head(&self.client, &self.path, name, None).await?;
-        Ok(self.head.clone())
+        self.head = queue::head(&self.client, &self.path, name, None).await?.map(Box::new);
+        Ok(self.head.as_deref().cloned())
     }
 
     // ===== looking =====
@@ -278,18 +295,18 @@ impl ZookeeperSession {
 
     /// Leaves a watch where the owner changes next; false if it has changed already.
     async fn arm(&mut self) -> Result<bool> {
-        let topic = Some(Topic::Turn(self.caller));
+        let topic = Some(self.listen());
         if let Some(head) = &self.head {
             let name = head.name.clone();
             return self.watch(&name).await;
         }
         let connection = self.client.connection();
-        let children = Request::Children { path: self.path.clone(), watch: true };
+        let children = Request::Children { path: self.path.to_string(), watch: true };
         let free = match heard(&mut self.client.send(children, topic)).await {
             Ok(Reply::Children(names)) => names.is_empty(),
             Ok(_) => return Err(stranger()),
             Err(failure) if failure.is_no_node() => {
-                let exists = Request::Exists { path: self.path.clone(), watch: true };
+                let exists = Request::Exists { path: self.path.to_string(), watch: true };
                 match heard(&mut self.client.send(exists, topic)).await {
                     Err(failure) if failure.is_no_node() => true,
                     outcome => {
@@ -335,7 +352,10 @@ impl ZookeeperSession {
             self.told = true;
             return Ok(());
         }
-        self.turn.rung().await;
+        self.listen();
+        if let Some(turn) = &mut self.turn {
+            turn.rung().await;
+        }
         (self.hinted, self.watched) = (true, None);
         Ok(())
     }

@@ -157,17 +157,25 @@ async fn row_50_a_creation_without_a_reply_leaves_one_node() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_creation_that_is_given_up_leaves_no_node() {
-    let peer = Peer::connect().await;
+    use simba_core::{Backend as _, Claim, ContenderId, Prior};
+    let (backend, network) = Zookeeper::single().proxied().await;
     let mutex = name();
-    peer.simba.locker(mutex.clone()).lock().await.unwrap().release().await.unwrap();
+    let claim = || Claim::new(mutex.clone(), ContenderId::generate(), long());
+    backend.open(claim()).await.unwrap().contend(Prior::Nothing).await.unwrap();
     for round in 0..rounds() * 10 {
-        let locker = peer.simba.locker(mutex.clone());
+        let mut session = backend.open(claim()).await.unwrap();
         if round % 3 == 0 {
-            peer.network.lose_next_reply();
+            network.lose_next_reply();
         }
-        let _ = timeout(Duration::from_micros(fastrand::u64(0..3_000)), locker.lock()).await;
-        drop(locker);
+        // Given up at any point, and the session with it; no timeout of a session this long explains what follows.
+        let patience = Duration::from_micros(fastrand::u64(0..3_000));
+        let _ = timeout(patience, session.contend(Prior::Nothing)).await;
+        drop(session);
     }
+    let mut session = backend.open(claim()).await.unwrap();
+    // Sent, and surely not answered yet.
+    assert!(futures_util::FutureExt::now_or_never(session.contend(Prior::Nothing)).is_none());
+    drop(session);
     soon("who gave up is gone", async {
         while !nodes(&mutex).await.is_empty() {
             sleep(Duration::from_millis(20)).await;
@@ -196,12 +204,20 @@ async fn by_hand<T: Send + 'static>(act: impl FnOnce(&mut Raw) -> T + Send + 'st
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_51_a_node_that_is_deleted_is_lost_at_once() {
     let peer = Peer::connect().await;
-    let mutex = name();
-    // Neither a renewal nor a poll comes in time to explain it.
-    let leader = peer.contend(&mutex, long());
-    for _ in 0..rounds() {
+    // The connection stands: what wakes everybody when it comes is over.
+    let locker = peer.simba.locker(name()).with_lease(long());
+    locker.lock().await.unwrap().release().await.unwrap();
+    for round in 0..rounds() * 2 {
+        let mutex = name();
+        // Neither a renewal nor a poll comes in time to explain it.
+        let leader = peer.contend(&mutex, long());
         let tenure = leads(&leader).await;
-        // Renewed once, or not yet: both are watched.
+        if round % 2 == 1 {
+            // A waiter comes, which a leader hears of.
+            let waiter = peer.contend(&mutex, long());
+            sees(&waiter, &tenure).await;
+            waiter.stop().await.unwrap();
+        }
         sleep(Duration::from_millis(fastrand::u64(0..200))).await;
         let path = format!("/simba/{mutex}");
         by_hand(move |raw| {
@@ -212,6 +228,7 @@ async fn row_51_a_node_that_is_deleted_is_lost_at_once() {
         let loss = soon("a leader without a node has lost", tenure.lost()).await;
         assert_eq!(loss, Loss::Vanished);
         assert!(leads(&leader).await.token() > tenure.token(), "a new node has a new token");
+        leader.stop().await.unwrap();
     }
 }
 

@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::io::Write as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -164,7 +163,8 @@ async fn row_64_no_text_shows_the_password() {
         .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)
         .with_writer(move || writer.clone())
         .finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
+    // For all threads: what the others log meanwhile may not show it either.
+    tracing::subscriber::set_global_default(subscriber).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let sasl = sasl_server(dir.path());
     let plain = shared("SIMBA_TCK_ZOOKEEPER");

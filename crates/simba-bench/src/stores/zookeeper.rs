@@ -36,7 +36,8 @@ impl Target for Zookeeper {
         let wire = Arc::clone(WIRE.get_or_try_init(Wire::connect).await?);
         let parent = format!("/simba/{mutex}");
         for path in ["/simba", &parent] {
-            wire.call(19, &Body::default().text(path).text("").everybody().int(4)).await?;
+            // Not as containers: those are swept while nobody uses them, and the floor has nobody who minds.
+            wire.call(15, &Body::default().text(path).text("").everybody().int(0)).await?;
         }
         Ok(Box::new(RawCaller { wire, parent, node: None }))
     }

@@ -61,6 +61,8 @@ struct Watch {
     kill: Moment,
     /// The command was told to end since its time was up.
     overdue: bool,
+    /// Nothing runs any more.
+    felled: bool,
     /// Who gets the terminal back.
     back_to: Option<Pid>,
 }
@@ -99,7 +101,8 @@ impl Watch {
         let timer = timerfd_create(TimerfdClockId::Boottime, flags)?;
         let back_to = foreground.to_str().and_then(|group| Pid::from_raw(group.parse().ok()?));
         let deaths = Deaths::watch()?;
-        let watch = Self { line, heard, timer, deaths, command, end, kill, overdue: false, back_to };
+        let watch =
+            Self { line, heard, timer, deaths, command, end, kill, overdue: false, felled: false, back_to };
         watch.wind()?;
         Ok(Some(watch))
     }
@@ -113,7 +116,8 @@ impl Watch {
             // `simba` may be killed or stopped, and who waits for it wants to read.
             Terminal::find().give_back(self.command, group);
         }
-        // It may have ended of itself in the last moment; who asks is told how.
+        // It may have ended of itself in the last moment; who asks is told how. That we stopped it is no news.
+        self.felled = true;
         self.tell_deaths();
         let clean = Report::Clean { overdue: self.overdue };
         report(&self.line, if felled { clean } else { Report::Unclean });
@@ -234,9 +238,13 @@ impl Watch {
             if pid != self.command {
                 continue;
             }
-            if let Some(said) = report_of(status) {
-                ended |= said != Report::Stopped;
-                report(&self.line, said);
+            match report_of(status) {
+                Some(Report::Stopped) if self.felled => {}
+                Some(said) => {
+                    ended |= said != Report::Stopped;
+                    report(&self.line, said);
+                }
+                None => {}
             }
         }
         ended

@@ -1,6 +1,6 @@
 -- What take and create do, for many mutexes at once. A row that another transaction has locked is left out: it
 -- delays nobody, and nobody waits in a circle.
-WITH wish AS MATERIALIZED (
+WITH wish AS (
     SELECT w.* FROM unnest($1::text[], $2::text[], $3::text[], $4::float8[], $5::float8[], $6::bigint[])
         AS w (mutex, owner, session, ttl, total, lapsed)
 ), made AS (

@@ -170,7 +170,7 @@ pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
 }
 
 /// Waits for a state that gives no signal.
-pub async fn until(what: &str, reached: impl Fn() -> bool) {
+pub async fn until(what: &str, reached: impl Fn() -> bool + Send + Sync) {
     let look = async {
         while !reached() {
             tokio::time::sleep(Duration::from_millis(5)).await;

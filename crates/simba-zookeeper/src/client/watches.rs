@@ -7,24 +7,45 @@ use super::Topic;
 /// The watches of one connection. Each fires once; all of them are gone with the connection.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
-    of: HashMap<String, Vec<Topic>>,
+    of: HashMap<Box<str>, Topics>,
+}
+
+/// Nearly always one: no two contenders wait for the same node.
+#[derive(Debug)]
+enum Topics {
+    One(Topic),
+    Many(Vec<Topic>),
+}
+
+impl Topics {
+    fn add(&mut self, topic: Topic) {
+        match self {
+            Self::One(one) if *one == topic => {}
+            Self::One(one) => *self = Self::Many(vec![*one, topic]),
+            Self::Many(many) if many.contains(&topic) => {}
+            Self::Many(many) => many.push(topic),
+        }
+    }
 }
 
 impl Watches {
     /// The server has this watch now.
     pub(super) fn add(&mut self, path: &str, topic: Topic) {
         match self.of.get_mut(path) {
-            Some(topics) if topics.contains(&topic) => {}
-            Some(topics) => topics.push(topic),
+            Some(topics) => topics.add(topic),
             None => {
-                self.of.insert(path.to_owned(), vec![topic]);
+                self.of.insert(path.into(), Topics::One(topic));
             }
         }
     }
 
     /// The server had them, and they fired.
     pub(super) fn fired(&mut self, path: &str) -> Vec<Topic> {
-        self.of.remove(path).unwrap_or_default()
+        match self.of.remove(path) {
+            Some(Topics::One(topic)) => vec![topic],
+            Some(Topics::Many(topics)) => topics,
+            None => Vec::new(),
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
 /// A store that was started elsewhere.
 pub(crate) struct Zookeeper {
     url: String,
+    lease: Lease,
 }
 
 impl Zookeeper {
@@ -40,11 +41,13 @@ impl Zookeeper {
 
     /// The ensemble that all tests share.
     pub(crate) fn ensemble() -> Self {
-        Self::at(shared("SIMBA_TCK_ZOOKEEPER_ENSEMBLE"))
+        // Three servers on one small machine need longer for a call.
+        let lease = Lease::new(Duration::from_millis(2_100), Duration::from_millis(1_400)).unwrap();
+        Self { lease, ..Self::at(shared("SIMBA_TCK_ZOOKEEPER_ENSEMBLE")) }
     }
 
     pub(crate) fn at(url: impl Into<String>) -> Self {
-        Self { url: url.into() }
+        Self { url: url.into(), lease: lease() }
     }
 
     /// A connection whose network is at hand.
@@ -87,7 +90,7 @@ impl Fixture for Zookeeper {
     }
 
     fn lease(&self) -> Lease {
-        lease()
+        self.lease
     }
 
     fn profile(&self) -> Profile {

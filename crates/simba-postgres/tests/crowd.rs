@@ -1,0 +1,140 @@
+//! Many at once: what a handle costs the server, and that no wake-up is lost among them.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::{Private, Store, USER, name, soon, until};
+use simba_core::{Backend, Lease, Simba};
+use simba_servers::Setup;
+use simba_tck::rounds;
+use tokio_postgres::Client;
+
+/// A lease and a poll so long that only a wake-up explains a hand-over.
+fn long() -> Lease {
+    let lease = Lease::new(Duration::from_secs(40), Duration::from_secs(20)).unwrap();
+    lease.with_poll(Duration::from_secs(40)).unwrap()
+}
+
+async fn simba(store: &Store) -> Simba {
+    Simba::builder(Arc::new(store.backend().await) as Arc<dyn Backend>).lease(long()).build()
+}
+
+async fn connections(admin: &Client) -> i64 {
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1";
+    admin.query_one(count, &[&USER]).await.unwrap().get(0)
+}
+
+/// An uncontended handle has one connection; one with any number of holders, waiters and observers has two.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handle_has_two_connections_whatever_it_does() {
+    let private = Private::start(Setup::postgres()).await;
+    let (simba, admin) = (simba(&private.store).await, private.store.admin().await);
+    let mutexes: Vec<_> = (0..200).map(|n| name(&format!("held-{n}"))).collect();
+    let mut guards = Vec::new();
+    for mutex in &mutexes {
+        guards.push(soon("a lock", simba.locker(mutex.clone()).lock()).await.unwrap());
+    }
+    assert_eq!(connections(&admin).await, 1, "nobody waits");
+    let waiting: Vec<_> = mutexes.iter().map(|mutex| simba.contend(mutex.clone())).collect();
+    let mut observers = Vec::new();
+    for (contention, guard) in waiting.iter().zip(&guards) {
+        contention.start().unwrap();
+        until("a waiter waits", || contention.owner().is_owner(guard.tenure().contender())).await;
+        observers.push(simba.observe(guard.tenure().mutex().clone()).unwrap());
+    }
+    guards.clear();
+    for contention in &waiting {
+        soon("each waiter is woken", contention.acquired()).await.unwrap();
+    }
+    assert_eq!(connections(&admin).await, 2, "one for commands, one for wake-ups");
+    simba.shutdown().await;
+    let gone = async {
+        while connections(&admin).await > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("a shutdown leaves no connection", gone).await;
+}
+
+async fn transactions(admin: &Client) -> i64 {
+    // What was counted is told within a second.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let count = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()";
+    admin.query_one(count, &[]).await.unwrap().get(0)
+}
+
+/// With two hundred waiters on a mutex, a hand-over costs five calls in sum, coming back into the queue included.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_over_costs_five_calls_whatever_the_number_of_waiters() {
+    let private = Private::start(Setup::postgres().with_arg("-c").with_arg("autovacuum=off")).await;
+    let store = private.store.clone().with_keys("ping=10min");
+    let (simba, admin, mutex) = (simba(&store).await, private.store.admin().await, name("crowd"));
+    let blocked = soon("a lock", simba.locker(mutex.clone()).lock()).await.unwrap();
+    let (turns, go) = (Arc::new(AtomicU32::new(0)), 100);
+    let mut waiters = Vec::new();
+    for _ in 0..200 {
+        let (locker, turns) = (simba.locker(mutex.clone()), Arc::clone(&turns));
+        waiters.push(tokio::spawn(async move {
+            loop {
+                let guard = locker.lock().await.unwrap();
+                if turns.fetch_add(1, Ordering::SeqCst) >= go {
+                    // The last one keeps it: nothing moves any more.
+                    return std::mem::forget(guard);
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                guard.release().await.unwrap();
+            }
+        }));
+    }
+    let operate = simba.operate().unwrap();
+    let queued = async {
+        while operate.read(&mutex).await.unwrap().waiters != Some(200) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon("all are queued", queued).await;
+    let before = transactions(&admin).await;
+    blocked.release().await.unwrap();
+    until("the mutex goes round", || turns.load(Ordering::SeqCst) > go).await;
+    let calls = transactions(&admin).await - before;
+    waiters.iter().for_each(tokio::task::JoinHandle::abort);
+    let most = i64::from(go) * 5 + 25;
+    assert!(calls <= most, "broken: {go} hand-overs cost at most {most} calls, not {calls}");
+}
+
+/// Contenders come, go, give up and are woken at random. A wake-up that is lost would cost the length of a poll.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_wake_up_is_lost_in_a_crowd() {
+    let store = Store::shared();
+    let mutex = name("crowd");
+    let mut handles = Vec::new();
+    for _ in 0..3 {
+        handles.push(simba(&store).await);
+    }
+    let mut tasks = Vec::new();
+    for at in 0..24 {
+        let locker = handles[at % handles.len()].locker(mutex.clone());
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..rounds() * 10 {
+                // Some give up just when they may be woken.
+                let patience = Duration::from_micros(fastrand::u64(0..20_000));
+                if fastrand::bool() {
+                    let _ = tokio::time::timeout(patience, locker.lock()).await.map(drop);
+                } else {
+                    let guard = locker.lock().await.unwrap();
+                    tokio::time::sleep(patience / 20).await;
+                    guard.release().await.unwrap();
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        let ended = tokio::time::timeout(Duration::from_secs(30), task).await;
+        ended.expect("broken: nobody waits for a wake-up that was lost").unwrap();
+    }
+}
