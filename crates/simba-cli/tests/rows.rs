@@ -13,6 +13,7 @@ use std::time::Duration;
 use common::rows::{BEAT, rounds};
 use common::{Running, World, is_alive, line, send, until_true};
 use rustix::process::Signal;
+use simba_servers::shared;
 
 /// The lease of [`common::rows::LEASE`].
 const LEASE: Duration = Duration::from_millis(2500);
@@ -151,6 +152,8 @@ macro_rules! rows {
 }
 
 rows!(sqlite, World::new());
+rows!(redis, World::on(&shared("SIMBA_TCK_REDIS")));
+rows!(postgres, World::on(&shared("SIMBA_TCK_POSTGRES")));
 
 #[test]
 fn row_72_a_stopped_guard_does_not_keep_the_command_alive() {

@@ -36,6 +36,11 @@ impl Fault {
         }
     }
 
+    /// There was nothing to send.
+    pub(crate) fn nothing() -> Self {
+        Self::Refused(Error::new(ErrorKind::Protocol, "a statement about nothing").with_backend(NAME))
+    }
+
     /// Whether the statement may have been carried out all the same.
     pub(crate) const fn leaves_doubt(&self) -> bool {
         matches!(self, Self::Lost(_) | Self::Late(_) | Self::Overdue(_))

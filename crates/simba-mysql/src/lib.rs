@@ -89,6 +89,7 @@ mod operate;
 mod pace;
 mod poller;
 mod probe;
+mod releases;
 mod renewals;
 mod row;
 mod schema;
@@ -100,6 +101,7 @@ mod spell;
 mod standing;
 mod statements;
 mod table;
+mod takes;
 mod waiters;
 mod worker;
 

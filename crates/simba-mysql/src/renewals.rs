@@ -1,6 +1,7 @@
 //! Renewals that fall due together go out as one statement.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use mysql_async::Value;
 use simba_core::Answer;
@@ -10,21 +11,13 @@ use crate::error::Fault;
 use crate::link::Written;
 use crate::row::Row;
 use crate::statements::BATCH;
-use crate::worker::{Job, Request, Worker};
+use crate::worker::{Job, Worker};
 
 impl Worker {
     /// Renews all of them, by as few statements as their leases allow.
     pub(crate) async fn renew_all(&mut self, jobs: Vec<Job>) {
-        let mut leases: HashMap<(u64, u64), Vec<Job>> = HashMap::new();
-        for job in jobs {
-            leases.entry((job.party.ttl_ms(), job.party.total_ms())).or_default().push(job);
-        }
-        for mut jobs in leases.into_values() {
-            while !jobs.is_empty() {
-                let rest = jobs.split_off(jobs.len().min(BATCH));
-                self.renew_together(jobs).await;
-                jobs = rest;
-            }
+        for jobs in of_equal_lease(jobs, BATCH) {
+            self.renew_together(jobs).await;
         }
     }
 
@@ -33,40 +26,40 @@ impl Worker {
         let mut batches = vec![jobs];
         while let Some(mut jobs) = batches.pop() {
             if jobs.len() <= 1 {
-                for job in jobs {
-                    self.serve(job).await;
-                }
+                self.serve_all(jobs).await;
                 continue;
             }
-            match self.send(&jobs).await {
+            match self.send_renewals(&jobs).await {
                 Ok(written) if written.rows == jobs.len() as u64 => jobs.into_iter().for_each(renewed),
-                Ok(_) => self.sort_out(jobs).await,
+                Ok(_) => self.sort_out_renewals(jobs).await,
                 Err(Fault::Locked(_)) => {
-                    jobs.iter().for_each(not_renewed);
+                    jobs.iter().for_each(undone);
                     if jobs.len() == 2 {
                         jobs.iter().for_each(|job| job.party.standing().suspect = true);
                     }
                     batches.push(jobs.split_off(jobs.len() / 2));
                     batches.push(jobs);
                 }
-                Err(Fault::Lost(_) | Fault::Overdue(_)) => self.one_by_one(jobs).await,
+                Err(Fault::Lost(_) | Fault::Overdue(_)) => self.serve_all(jobs).await,
                 Err(Fault::Late(error)) => jobs.into_iter().for_each(|job| job.fail(error.clone())),
                 Err(Fault::Refused(_) | Fault::Demoted(_)) => {
                     // One of them may be at fault: its own error is for it alone.
-                    jobs.iter().for_each(not_renewed);
-                    self.one_by_one(jobs).await;
+                    jobs.iter().for_each(undone);
+                    self.serve_all(jobs).await;
                 }
             }
         }
     }
 
-    async fn send(&mut self, jobs: &[Job]) -> Result<Written, Fault> {
-        let site = std::sync::Arc::clone(&self.site);
+    async fn send_renewals(&mut self, jobs: &[Job]) -> Result<Written, Fault> {
+        let site = Arc::clone(&self.site);
         let (text, size) = site.statements.renew_many(jobs.len());
-        let limit = jobs.iter().map(|job| site.limit(&job.party.claim.lease)).min().unwrap_or_default();
-        jobs.iter().take(1).for_each(|job| self.hold(&job.party.claim.lease));
-        self.link.prepare(text).await;
-        let written = self.link.write(limit, text, values(jobs, size)).await?;
+        let Some(last) = jobs.last() else { return Err(Fault::nothing()) };
+        self.hold(&last.party.claim.lease);
+        let mut values = vec![Value::from(last.party.ttl_ms()), Value::from(last.party.total_ms())];
+        values.extend(holds(jobs, size));
+        jobs.iter().for_each(|job| job.party.standing().sent());
+        let written = self.write_shared(jobs, text, values).await?;
         if let Some(reading) = written.reading() {
             site.server_clock.read(reading);
         }
@@ -74,55 +67,79 @@ impl Worker {
     }
 
     /// Fewer rows than renewals: a look at all of them tells which. The rest are for calls of their own.
-    async fn sort_out(&mut self, jobs: Vec<Job>) {
-        let site = std::sync::Arc::clone(&self.site);
-        let (text, size) = site.statements.read_many(jobs.len());
-        let names = jobs.iter().map(|job| job.party.mutex());
-        let last = jobs.last().map(|job| job.party.mutex());
-        let names = names.chain(last.into_iter().cycle()).take(size).collect();
-        let limit = jobs.iter().map(|job| site.limit(&job.party.claim.lease)).min().unwrap_or_default();
-        let Ok(rows) = self.link.rows(limit, text, names).await else { return self.one_by_one(jobs).await };
-        let rows: HashMap<&str, &Row> = rows.iter().map(|row| (row.mutex.as_str(), row)).collect();
+    async fn sort_out_renewals(&mut self, jobs: Vec<Job>) {
+        let Ok(rows) = self.read_shared(&jobs).await else { return self.serve_all(jobs).await };
+        let mut rest = Vec::new();
         for job in jobs {
             match rows.get(job.party.claim.mutex.as_str()) {
                 Some(row) if is_renewed(&job.party, row) => {
-                    let left = row.remaining();
-                    answer(job, |party| {
-                        party.standing().renewed(row.version);
-                        party.ours(left.min(party.whole_lease()))
-                    });
+                    job.party.standing().renewed(row.version);
+                    let left = row.remaining().min(job.party.whole_lease());
+                    let ours = job.party.ours(left).map_err(Fault::into_error);
+                    job.answer(ours);
                 }
                 _ => {
-                    not_renewed(&job);
-                    self.serve(job).await;
+                    undone(&job);
+                    rest.push(job);
                 }
             }
         }
+        self.serve_all(rest).await;
     }
 
-    /// Each by a call of its own, which finds out what became of the shared one.
-    async fn one_by_one(&mut self, jobs: Vec<Job>) {
-        for job in jobs {
-            match self.link.ready().await {
-                Ok(_) => self.serve(job).await,
-                Err(error) => job.fail(error),
-            }
-        }
+    /// A write for all of them, with the patience of the least patient.
+    pub(crate) async fn write_shared(
+        &mut self,
+        jobs: &[Job],
+        text: &str,
+        values: Vec<Value>,
+    ) -> Result<Written, Fault> {
+        self.link.prepare(text).await;
+        let limit = jobs.iter().map(|job| self.site.limit(&job.party.claim.lease)).min();
+        self.link.write(limit.unwrap_or_default(), text, values).await
+    }
+
+    /// The rows of all of them, by name.
+    pub(crate) async fn read_shared(&mut self, jobs: &[Job]) -> Result<HashMap<String, Row>, Fault> {
+        let site = Arc::clone(&self.site);
+        let (text, size) = site.statements.read_many(jobs.len());
+        self.link.prepare(text).await;
+        let limit = jobs.iter().map(|job| site.limit(&job.party.claim.lease)).min();
+        let names = filled(jobs, size).map(|job| job.party.mutex()).collect();
+        let rows = self.link.rows(limit.unwrap_or_default(), text, names).await?;
+        Ok(rows.into_iter().map(|row| (row.mutex.clone(), row)).collect())
     }
 }
 
-/// The values of a batch, filled up with its last row. Counts a write for each hold.
-fn values(jobs: &[Job], size: usize) -> Vec<Value> {
-    let mut values = Vec::with_capacity(2 + 4 * size);
-    let Some(last) = jobs.last() else { return values };
-    values.extend([Value::from(last.party.ttl_ms()), Value::from(last.party.total_ms())]);
-    let filled = || jobs.iter().chain(std::iter::repeat(last)).take(size);
-    values.extend(filled().map(|job| job.party.mutex()));
-    for job in filled() {
+/// Groups of equal leases, none larger than `most`.
+pub(crate) fn of_equal_lease(jobs: Vec<Job>, most: usize) -> Vec<Vec<Job>> {
+    let mut leases: HashMap<(u64, u64), Vec<Job>> = HashMap::new();
+    for job in jobs {
+        leases.entry((job.party.ttl_ms(), job.party.total_ms())).or_default().push(job);
+    }
+    let mut groups = Vec::new();
+    for mut jobs in leases.into_values() {
+        while jobs.len() > most {
+            let rest = jobs.split_off(most);
+            groups.push(std::mem::replace(&mut jobs, rest));
+        }
+        groups.push(jobs);
+    }
+    groups
+}
+
+/// The jobs, filled up with the last one: a statement that names a row twice does the same.
+pub(crate) fn filled(jobs: &[Job], size: usize) -> impl Iterator<Item = &Job> {
+    jobs.iter().chain(jobs.last().into_iter().cycle()).take(size)
+}
+
+/// The mutexes, then (mutex, id, version) of each remembered hold.
+pub(crate) fn holds(jobs: &[Job], size: usize) -> Vec<Value> {
+    let mut values: Vec<Value> = filled(jobs, size).map(|job| job.party.mutex()).collect();
+    for job in filled(jobs, size) {
         let seen = job.party.standing().seen().unwrap_or_default();
         values.extend([job.party.mutex(), job.party.id(), seen.into()]);
     }
-    jobs.iter().for_each(|job| job.party.standing().sent());
     values
 }
 
@@ -133,22 +150,15 @@ fn is_renewed(party: &Party, row: &Row) -> bool {
 }
 
 fn renewed(job: Job) {
-    answer(job, |party| {
-        let mut standing = party.standing();
-        let version = standing.seen().unwrap_or_default() + 1;
-        standing.renewed(version);
-        drop(standing);
-        party.ours(party.whole_lease())
-    });
+    let mut standing = job.party.standing();
+    let version = standing.seen().unwrap_or_default() + 1;
+    standing.renewed(version);
+    drop(standing);
+    let ours: Result<Answer, Fault> = job.party.ours(job.party.whole_lease());
+    job.answer(ours.map_err(Fault::into_error));
 }
 
-fn not_renewed(job: &Job) {
+/// The shared statement surely did nothing for this one.
+pub(crate) fn undone(job: &Job) {
     job.party.standing().missed();
-}
-
-fn answer(job: Job, ours: impl FnOnce(&Party) -> Result<Answer, Fault>) {
-    let answer = ours(&job.party).map_err(Fault::into_error);
-    if let Request::Contend { reply, .. } = job.request {
-        drop(reply.send(answer));
-    }
 }

@@ -31,12 +31,15 @@ pub(crate) const FOR_LOOKS: &str = concat!(
 /// A batch does not wait for a locked row at all, where the server can be told so: it is split at once.
 const AT_ONCE: &str = "/*M!100300 SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ ";
 
-/// The most rows of one batch, and of one look, as powers of two.
+/// The most rows of one batch, of one take, and of one look, as powers of two.
 const BATCH_POWER: usize = 7;
+const TAKE_POWER: usize = 6;
 const LOOK_POWER: usize = 15;
 
 /// The most renewals that one statement carries.
 pub(crate) const BATCH: usize = 1 << BATCH_POWER;
+/// The most mutexes that one statement takes: the server goes through all of them for each row.
+pub(crate) const TAKES: usize = 1 << TAKE_POWER;
 /// The most rows that one statement looks at.
 pub(crate) const LOOK: usize = 1 << LOOK_POWER;
 
@@ -59,7 +62,10 @@ pub(crate) struct Statements {
     /// Fails at once if a peer has locked the row.
     pub(crate) unlocked: String,
     pub(crate) columns: String,
-    batches: [OnceLock<String>; BATCH_POWER + 1],
+    renewals: [OnceLock<String>; BATCH_POWER + 1],
+    releases: [OnceLock<String>; BATCH_POWER + 1],
+    takes: [OnceLock<String>; TAKE_POWER + 1],
+    inserts: [OnceLock<String>; TAKE_POWER + 1],
     looks: [OnceLock<String>; LOOK_POWER + 1],
 }
 
@@ -90,7 +96,10 @@ impl Statements {
             insert: format!("INSERT IGNORE INTO {table} ({COLUMNS}) VALUES (?, 0, 0, 0, '', 0)"),
             unlocked: format!("SELECT 1 FROM {table} WHERE mutex = ? FOR UPDATE NOWAIT"),
             columns: format!("SELECT {COLUMNS} FROM {table} LIMIT 0"),
-            batches: Default::default(),
+            renewals: Default::default(),
+            releases: Default::default(),
+            takes: Default::default(),
+            inserts: Default::default(),
             looks: Default::default(),
             table,
         }
@@ -107,7 +116,7 @@ impl Statements {
     /// many rows fall due together. The list of names is for the index: not every server uses it for tuples.
     pub(crate) fn renew_many(&self, count: usize) -> (&str, usize) {
         let (power, size) = padded(count, BATCH_POWER);
-        let text = self.batches[power].get_or_init(|| {
+        let text = self.renewals[power].get_or_init(|| {
             format!(
                 "{AT_ONCE}UPDATE {} SET ttl_at = LAST_INSERT_ID({NOW}) + ?, transition_at = {NOW} + ?, \
                  version = version + 1 WHERE mutex IN ({}) AND transition_at > {NOW} \
@@ -116,6 +125,50 @@ impl Statements {
                 list("?", size),
                 list("(?,?,?)", size),
             )
+        });
+        (text, size)
+    }
+
+    /// Frees `count` rows at once: the mutexes, then (mutex, id, version) of each, filled up likewise.
+    pub(crate) fn release_many(&self, count: usize) -> (&str, usize) {
+        let (power, size) = padded(count, BATCH_POWER);
+        let text = self.releases[power].get_or_init(|| {
+            format!(
+                "{AT_ONCE}UPDATE {} SET acquired_at = 0, ttl_at = 0, transition_at = 0, owner_id = '', \
+                 version = version + 1 WHERE mutex IN ({}) AND (mutex, owner_id, version) IN ({})",
+                self.table,
+                list("?", size),
+                list("(?,?,?)", size),
+            )
+        });
+        (text, size)
+    }
+
+    /// Takes `count` free rows at once: two lengths, the mutexes, the ids in the same order, the mutexes again,
+    /// then (mutex, version) of each, filled up likewise.
+    pub(crate) fn take_many(&self, count: usize) -> (&str, usize) {
+        let (power, size) = padded(count, TAKE_POWER);
+        let text = self.takes[power].get_or_init(|| {
+            format!(
+                "{AT_ONCE}UPDATE {} SET acquired_at = LAST_INSERT_ID({NOW}), ttl_at = {NOW} + ?, \
+                 transition_at = {NOW} + ?, owner_id = ELT(FIELD(mutex, {}), {}), version = version + 1 \
+                 WHERE mutex IN ({}) AND transition_at < {NOW} AND (mutex, version) IN ({})",
+                self.table,
+                list("?", size),
+                list("?", size),
+                list("?", size),
+                list("(?,?)", size),
+            )
+        });
+        (text, size)
+    }
+
+    /// Makes `count` rows at once, filled up likewise.
+    pub(crate) fn insert_many(&self, count: usize) -> (&str, usize) {
+        let (power, size) = padded(count, TAKE_POWER);
+        let text = self.inserts[power].get_or_init(|| {
+            let rows = list("(?,0,0,0,'',0)", size);
+            format!("{AT_ONCE}INSERT IGNORE INTO {} ({COLUMNS}) VALUES {rows}", self.table)
         });
         (text, size)
     }
@@ -163,6 +216,8 @@ mod tests {
             assert_eq!(filled, size);
             assert_eq!(text.matches('?').count(), 2 + 4 * size);
         }
+        let (text, filled) = statements.take_many(3);
+        assert_eq!((filled, text.matches('?').count()), (4, 2 + 5 * 4));
         let (text, filled) = statements.read_many(5);
         assert_eq!((filled, text.matches('?').count()), (8, 8));
     }

@@ -96,13 +96,69 @@ impl Job {
         }
     }
 
-    /// The version to renew by, if it is a renewal that can share a statement with others.
-    pub(crate) fn shared_renewal(&self) -> Option<u64> {
+    /// With which others it can share statements, if with any.
+    fn share(&self) -> Option<Share> {
+        let standing = self.party.standing();
+        let remembered = standing.seen_for_sure();
         match &self.request {
-            Request::Contend { prior: Prior::Held, .. } => self.party.standing().seen_for_sure(),
+            _ if standing.suspect => None,
+            Request::Contend { prior: Prior::Nothing, .. } => Some(Share::Take),
+            Request::Contend { prior: Prior::Unknown, .. } if standing.token().is_none() => Some(Share::Take),
+            Request::Contend { prior: Prior::Held | Prior::Unknown, .. } => {
+                remembered.map(|_| Share::Renewal)
+            }
+            Request::Release { holding: Holding::Under(token), .. } if standing.token() == Some(*token) => {
+                remembered.map(|_| Share::Release)
+            }
             _ => None,
         }
     }
+
+    /// What the contender may have already.
+    pub(crate) fn prior(&self) -> Prior {
+        match &self.request {
+            Request::Contend { prior, .. } => *prior,
+            _ => Prior::Nothing,
+        }
+    }
+
+    /// The same call after one that may have won: our own id in the row is ours.
+    pub(crate) fn in_doubt(mut self) -> Self {
+        if let Request::Contend { prior, .. } = &mut self.request {
+            *prior = Prior::Unknown;
+        }
+        self
+    }
+
+    /// The same call, with the version at which the mutex was just seen free.
+    pub(crate) fn offered(mut self, version: u64) -> Self {
+        if let Request::Contend { offer, .. } = &mut self.request {
+            *offer = Some(version);
+        }
+        self
+    }
+
+    /// The answer to a contender.
+    pub(crate) fn answer(self, answer: Result<Answer>) {
+        if let Request::Contend { reply, .. } = self.request {
+            drop(reply.send(answer));
+        }
+    }
+
+    /// The answer to who gave something up.
+    pub(crate) fn released(self) {
+        if let Request::Release { reply, .. } = self.request {
+            drop(reply.send(Ok(())));
+        }
+    }
+}
+
+/// What several calls have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Share {
+    Renewal,
+    Take,
+    Release,
 }
 
 /// Owns a connection and the queue in front of it.
@@ -178,10 +234,21 @@ impl Worker {
             }
             return;
         }
-        let (together, alone) = split(jobs);
-        self.renew_all(together).await;
-        for job in alone {
-            self.serve(job).await;
+        let Turn { renewals, takes, releases, rest } = Turn::of(jobs);
+        // What has the least time comes first.
+        self.renew_all(renewals).await;
+        self.release_all(releases).await;
+        self.take_all(takes).await;
+        self.serve_all(rest).await;
+    }
+
+    /// Carries calls out one by one.
+    pub(crate) async fn serve_all(&mut self, jobs: Vec<Job>) {
+        for job in jobs {
+            match self.link.ready().await {
+                Ok(_) => self.serve(job).await,
+                Err(error) => job.fail(error),
+            }
         }
     }
 
@@ -280,12 +347,30 @@ struct Tries {
     locked: u32,
 }
 
-/// Renewals that can share statements, and the rest in order. A session's later call never goes before an
-/// earlier one, and one statement never renews a mutex twice.
-fn split(jobs: Vec<Job>) -> (Vec<Job>, Vec<Job>) {
-    let mut mutexes = HashSet::new();
-    jobs.into_iter().partition(|job| {
-        let first = mutexes.insert(job.party.claim.mutex.clone());
-        first && job.shared_renewal().is_some()
-    })
+/// The calls of one turn: those that can share statements, and the rest in order.
+#[derive(Default)]
+struct Turn {
+    renewals: Vec<Job>,
+    takes: Vec<Job>,
+    releases: Vec<Job>,
+    rest: Vec<Job>,
+}
+
+impl Turn {
+    /// A session's later call never goes before an earlier one, and no write is about a mutex twice.
+    fn of(jobs: Vec<Job>) -> Self {
+        let (mut turn, mut parties, mut mutexes) = (Self::default(), HashSet::new(), HashSet::new());
+        for job in jobs {
+            let first = parties.insert(Arc::as_ptr(&job.party) as usize);
+            match job.share().filter(|_| first) {
+                Some(Share::Take) => turn.takes.push(job),
+                Some(share) if mutexes.insert((share, job.party.claim.mutex.clone())) => match share {
+                    Share::Renewal => turn.renewals.push(job),
+                    _ => turn.releases.push(job),
+                },
+                _ => turn.rest.push(job),
+            }
+        }
+        turn
+    }
 }

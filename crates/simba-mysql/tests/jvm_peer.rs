@@ -134,11 +134,13 @@ impl Jvm {
                 sleep(seen.left.saturating_add(self.lease.ttl().mul_f64(jitter.max(0.0) / 2.0))).await;
                 continue;
             }
-            if hold.replace(sent).is_none() {
+            // It holds from when it knows, to the end of its lease in the row; what it believes beyond that is the
+            // flaw that no peer can mend.
+            let since = *hold.get_or_insert_with(|| {
                 diary.theirs.fetch_add(1, Ordering::Relaxed);
-            }
-            // What the row says is its lease; what it believes beyond that is the flaw that no peer can mend.
-            diary.write(at, &self.id, sent, sent + self.lease.total());
+                now()
+            });
+            diary.write(at, &self.id, since, sent + self.lease.total());
             renewals += 1;
             sleep(seen.ttl_left).await;
             if renewals % 3 == 0 {

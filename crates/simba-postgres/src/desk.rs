@@ -90,14 +90,17 @@ impl Desk {
     /// Sends a call, alone or with others, in a statement that is formed after it was made. Nothing if the
     /// server has no row for it; unless it asks `surely`, also if that row is locked.
     ///
+    /// Calls for a row that was locked for long go with others for a while: what goes together waits for no row,
+    /// so a holder can try again and again and hold nobody up.
+    ///
     /// # Cancel safety
     ///
     /// A call that was not sent yet never is.
     pub(crate) async fn ask(&self, handle: &Handle, wish: Wish, surely: bool) -> Answer {
-        handle.admit(&wish.mutex)?;
+        let stuck = handle.admit(&wish.mutex);
         let queued = {
             let mut pending = self.pending();
-            if pending.is_empty() && self.has_room() {
+            if stuck.is_ok() && pending.is_empty() && self.has_room() {
                 self.under_way.fetch_add(1, Ordering::SeqCst);
                 None
             } else {
@@ -113,6 +116,7 @@ impl Desk {
             return self.alone(handle, &wish).await;
         };
         match answered.await.map_err(|_| closed())?? {
+            None if stuck.is_err() => stuck.map(|()| None),
             None if surely => self.alone(handle, &wish).await,
             numbers => Ok(numbers),
         }

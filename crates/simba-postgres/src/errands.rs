@@ -1,5 +1,7 @@
 //! What is done in the background, one after the other: leaving queues, and wake-ups that need another look.
 
+use std::time::Duration;
+
 use simba_core::{MutexName, Result, within};
 use tokio::sync::mpsc;
 
@@ -8,7 +10,9 @@ use crate::rows::get;
 use crate::statements::Query;
 
 /// How often an errand is tried: what it leaves undone ends by itself.
-const TRIES: u32 = 3;
+const TRIES: u32 = 4;
+/// The pause before the second try; it doubles.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// One thing to do.
 #[derive(Clone, Debug)]
@@ -55,7 +59,7 @@ impl Errands {
     }
 
     async fn do_current(&mut self, handle: &Handle) {
-        for _ in 0..TRIES {
+        for tried in 0..TRIES {
             let Some(errand) = &self.current else { return };
             let done = within(&*handle.clock, handle.config.silence(), perform(handle, errand)).await;
             match done {
@@ -69,6 +73,7 @@ impl Errands {
                 Some(Ok(())) => break,
                 None => {}
             }
+            handle.clock.sleep_until(handle.clock.now() + PAUSE * 2u32.pow(tried)).await;
         }
         self.current = None;
     }

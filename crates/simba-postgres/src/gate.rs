@@ -62,6 +62,7 @@ impl Gate {
         if lane.shut_until > now {
             return Err(locked());
         }
+        lane.shut_until = Moment::ZERO;
         lane.users += 1;
         Ok((Pass { gate: self, mutex, permit: None }, Arc::clone(&lane.room)))
     }

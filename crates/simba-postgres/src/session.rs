@@ -64,7 +64,8 @@ impl PostgresSession {
         for _ in 0..TRIES {
             let answer = match self.queued {
                 true => self.look(lapsed).await?,
-                false => self.take(lapsed, prior == Prior::Held).await?,
+                // What we may have must not be missed.
+                false => self.take(lapsed, prior != Prior::Nothing).await?,
             };
             if let Some(answer) = answer {
                 return Ok(answer);
@@ -75,8 +76,8 @@ impl PostgresSession {
     }
 
     /// Takes or renews the mutex, or asks who has it. Nothing if it was free in between.
-    async fn take(&mut self, lapsed: i64, held: bool) -> Result<Option<Answer>> {
-        if let Some([token, watched, ..]) = self.put(&self.handle.takes, lapsed, held).await? {
+    async fn take(&mut self, lapsed: i64, surely: bool) -> Result<Option<Answer>> {
+        if let Some([token, watched, ..]) = self.put(&self.handle.takes, lapsed, surely).await? {
             self.took(token, watched);
             let token =
                 u64::try_from(token).map_err(|_| protocol("a token is below zero: it is not ours"))?;
@@ -116,10 +117,14 @@ impl PostgresSession {
             None => return Ok(None),
         };
         let seen = Seen::of(row)?;
-        if seen.session == &*self.session && !seen.is_free() {
+        if let Some(watched) = get(row, 6)? {
             self.queued = false;
-            self.took(get(row, 2)?, get(row, 6)?);
+            self.took(get(row, 2)?, watched);
             return Ok(Some(Answer::Ours(seen.ownership()?)));
+        }
+        if seen.session == &*self.session && !seen.is_free() {
+            // It was ours a moment ago, and was taken from us meanwhile: a fresh look tells by whom.
+            return Ok(None);
         }
         let (now, place): (_, Option<_>) = (get(row, 4)?, get(row, 5)?);
         match place.map(|until| left(until, now)) {
@@ -157,16 +162,12 @@ impl PostgresSession {
     async fn see(&mut self, lapsed: i64) -> Result<Option<Answer>> {
         let mutex = self.claim.mutex.as_str();
         let rows = self.rows(Query::Inspect, &[&mutex]).await?;
-        let (ttl, total) = self.terms();
-        let owner = self.claim.contender.as_str();
         if let Some(row) = rows.first() {
             let seen = Seen::of(row)?;
-            if !seen.is_free() {
-                return answer(&seen).map(Some);
-            }
-            // Somebody may wait for it: only a look at the queue tells.
-            return self.look(lapsed).await;
+            // Somebody may wait for a free one: only a look at the queue tells.
+            return if seen.is_free() { self.look(lapsed).await } else { answer(&seen).map(Some) };
         }
+        let ((ttl, total), owner) = (self.terms(), self.claim.contender.as_str());
         let rows = self.rows(Query::Create, &[&mutex, &owner, &&*self.session, &ttl, &total]).await?;
         rows.first().map(|row| Ok(self.ours(token(row, 0)?))).transpose()
     }

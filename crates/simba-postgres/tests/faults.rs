@@ -188,11 +188,14 @@ async fn row_39_rows_that_are_locked_for_a_while_cost_no_leader() {
     let (leader, mut admin) = (contend(&simba, &mutex), store.admin().await);
     let tenure = leads(&leader).await;
     for _ in 0..rounds() * 3 {
-        // Longer than a statement waits, shorter than the time from a renewal to its deadline.
-        let frozen = freeze(&mut admin, &mutex).await;
-        tokio::time::sleep(Duration::from_millis(250)).await;
-        frozen.rollback().await.unwrap();
         let deadline = tenure.deadline();
+        until("a leader renews", || tenure.deadline() > deadline).await;
+        // From one renewal to well after the next one is due; longer than a statement waits.
+        let frozen = freeze(&mut admin, &mutex).await;
+        let deadline = tenure.deadline();
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        assert_eq!(tenure.deadline(), deadline, "the renewal waits for the row");
+        frozen.rollback().await.unwrap();
         until("a leader renews", || tenure.deadline() > deadline).await;
         stays(std::slice::from_ref(&tenure), Duration::from_millis(20)).await;
     }
@@ -578,5 +581,35 @@ async fn row_54_the_kit_holds_behind_a_pooler() {
     for case in cases {
         let ended = tokio::time::timeout(simba_tck::CASE_LIMIT, case.run(&Pooled)).await;
         assert!(ended.is_ok(), "the case hangs: {case:?}");
+    }
+}
+
+/// A statement that waits for a row decides by what the row is then, not by what it was before.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_taken_from_us_meanwhile_is_not_ours() {
+    let store = Store::shared();
+    let config = store.config(store.address()).with_lock_timeout(Duration::from_secs(5));
+    store.set_up().await;
+    let (backend, mutex) = (PostgresBackend::connect(config).await.unwrap(), name("meanwhile"));
+    let (mut holder, mut waiter) = (open(&backend, &mutex).await, open(&backend, &mutex).await);
+    take(&mut *holder).await;
+    assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+    let mut admin = store.admin().await;
+    // As after a call that won and whose reply was lost: the mutex is the waiter's, who is still queued.
+    let won = "UPDATE simba_mutex m SET owner = w.contender, session = w.session FROM simba_waiter w \
+               WHERE m.mutex = $1 AND w.mutex = $1";
+    assert_eq!(admin.execute(won, &[&mutex.as_str()]).await.unwrap(), 1);
+    let transaction = admin.transaction().await.unwrap();
+    let lost =
+        "UPDATE simba_mutex SET owner = 'another', session = 'another', token = token + 1 WHERE mutex = $1";
+    transaction.execute(lost, &[&mutex.as_str()]).await.unwrap();
+    let (answer, committed) = tokio::join!(waiter.contend(Prior::Unknown), async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        transaction.commit().await
+    });
+    committed.unwrap();
+    match answer.unwrap() {
+        Answer::Held(other) => assert_eq!(other.owner.as_str(), "another"),
+        other => panic!("broken: what was taken meanwhile is another's, not {other:?}"),
     }
 }

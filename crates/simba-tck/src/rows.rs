@@ -193,8 +193,10 @@ pub async fn row_15_a_slow_network_that_breaks_keeps_its_leader(fixture: &dyn Fi
     broken.retain(|violation| matches!(violation.rule, Rule::Exclusion | Rule::Tokens));
     assert!(broken.is_empty(), "broken: {broken:?}\n{}", history.timeline());
     let tenures = history.events().iter().filter(|event| matches!(event.what, What::Acquired { .. })).count();
+    // One change in half a minute is what so bad a network may cost.
+    let most = 2 + usize::try_from(rounds() / 6).unwrap();
     assert!(
-        (1..=2).contains(&tenures),
+        (1..=most).contains(&tenures),
         "broken: a leader stays, but there were {tenures}\n{}",
         history.timeline()
     );

@@ -54,8 +54,11 @@ pub(crate) struct Spared(HashSet<Process>);
 impl Spared {
     /// Whoever is a child of this process now.
     pub(crate) fn of_today(root: Pid) -> Self {
-        let root = root.as_raw_nonzero().get();
-        Self(all().filter(|stat| stat.parent == root).map(|stat| stat.process).collect())
+        let children = listed_children(root).unwrap_or_else(|| {
+            let root = root.as_raw_nonzero().get();
+            all().filter(|stat| stat.parent == root).collect()
+        });
+        Self(children.into_iter().map(|stat| stat.process).collect())
     }
 
     /// Whether nobody else below `root` is alive, as far as two looks can tell: a process that forks and ends
@@ -135,6 +138,16 @@ pub(crate) fn is_orphaned() -> bool {
 /// Whether `/proc` shows the processes that we see, under the numbers by which we know them.
 pub(crate) fn is_in_sight() -> bool {
     fs::read_link("/proc/self").is_ok_and(|own| own.to_str() == Some(&getpid().to_string()))
+}
+
+/// The children as the kernel lists them, which not every kernel does: far less to read than all processes.
+fn listed_children(root: Pid) -> Option<Vec<Stat>> {
+    let mut found = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{root}/task")).ok()?.flatten() {
+        let listed = fs::read_to_string(thread.path().join("children")).ok()?;
+        found.extend(listed.split_ascii_whitespace().filter_map(|pid| stat(pid.parse().ok()?)));
+    }
+    Some(found)
 }
 
 fn all() -> impl Iterator<Item = Stat> {

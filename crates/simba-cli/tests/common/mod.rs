@@ -72,6 +72,13 @@ impl World {
         Self { dir, url }
     }
 
+    /// A server, set up.
+    pub fn on(url: &str) -> Self {
+        let world = Self { dir: tempfile::tempdir().unwrap(), url: url.to_owned() };
+        world.run(&["schema", "--apply"]).expect(0);
+        world
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

@@ -1,4 +1,5 @@
--- Takes the mutex if it is free and nobody came before us, and leaves the queue; else tells who has it.
+-- Takes the mutex if it is free and nobody came before us, and leaves the queue; else tells who has it, as it
+-- was before the row could be locked. What is ours has a number of watchers, all else has none.
 WITH took AS (
     UPDATE {mutex} m SET
         owner = $2,
@@ -27,5 +28,5 @@ SELECT owner, session, token, until, statement_timestamp(), NULL::timestamptz, w
 FROM took
 UNION ALL
 SELECT m.owner, m.session, m.token, m.until, statement_timestamp(),
-    (SELECT o.until FROM {waiter} o WHERE o.mutex = $1 AND o.session = $3), 0
+    (SELECT o.until FROM {waiter} o WHERE o.mutex = $1 AND o.session = $3), NULL::bigint
 FROM {mutex} m WHERE m.mutex = $1 AND NOT EXISTS (SELECT FROM took)

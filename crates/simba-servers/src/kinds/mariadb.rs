@@ -31,7 +31,7 @@ pub(crate) const KIND: Kind = Kind {
 fn prepare(place: &Place) -> Result<()> {
     let mut install = place.program("mariadb-install-db")?;
     install.args(["--no-defaults", "--skip-test-db", "--auth-root-authentication-method=normal"]);
-    install.arg(format!("--datadir={}", place.text("data"))).args(as_ourselves());
+    install.arg(format!("--datadir={}", place.text("data"))).arg(scratch(place)).args(as_ourselves());
     finish(&mut install, b"")?;
     place.write("init.sql", ADMIN)?;
     place.zone.as_deref().map_or(Ok(()), |zone| teach_zone(place, zone))
@@ -70,8 +70,13 @@ fn basic(place: &Place) -> Result<Command> {
     let mut command = place.program("mariadbd")?;
     // Small, since several run at once; nothing here makes a commit less durable.
     command.args(["--no-defaults", "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M"]);
-    command.arg(format!("--datadir={}", place.text("data"))).args(as_ourselves());
+    command.arg(format!("--datadir={}", place.text("data"))).arg(scratch(place)).args(as_ourselves());
     Ok(command)
+}
+
+/// A server that starts clears its folder for temporary tables, whosever they are: each has its own.
+fn scratch(place: &Place) -> String {
+    format!("--tmpdir={}", place.dir.display())
 }
 
 /// Root must say that it means it.
