@@ -7,6 +7,7 @@ use crate::{servers, step};
 
 /// Runs every test that is named after a row of the matrix, each fault `rounds` times.
 pub(crate) fn faults(workspace: Workspace, rounds: u32) -> Result<()> {
+    simba_servers::install_tools()?;
     servers::around(workspace, |workspace| {
         let mut command = workspace.cargo("test --locked --workspace --all-features --tests -- row_");
         command.env("RUST_TEST_THREADS", "8").env("SIMBA_FAULT_ROUNDS", rounds.to_string());

@@ -31,6 +31,7 @@ const AT_ONCE: (&str, &str) = ("RUST_TEST_THREADS", "8");
 /// Runs all steps with the servers that they need, or those that belong before every commit, which need none.
 pub(crate) fn test(workspace: Workspace, quick: bool) -> Result<()> {
     let steps = STEPS.iter().filter(|step| step.quick || !quick);
+    simba_servers::install_tools()?;
     if quick {
         return step::take(steps, &workspace);
     }

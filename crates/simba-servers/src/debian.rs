@@ -11,6 +11,28 @@ use rustix::process::geteuid;
 /// Where Debian keeps the programs of PostgreSQL, one directory for each version.
 const POSTGRES: &str = "/usr/lib/postgresql";
 
+/// What the tests of the command need besides servers: shells to complete in, a manual page to render, processes
+/// to set apart.
+const TOOLS: &[(&str, &str)] = &[
+    ("fish", "fish"),
+    ("man", "man-db"),
+    ("mandoc", "mandoc"),
+    ("pkill", "procps"),
+    ("setpriv", "util-linux"),
+    ("setsid", "util-linux"),
+    ("unshare", "util-linux"),
+    ("zsh", "zsh"),
+];
+
+/// Installs the programs that tests call, if they are missing.
+///
+/// # Errors
+///
+/// They cannot be installed; the error says what to type.
+pub fn install_tools() -> Result<()> {
+    install_missing(TOOLS)
+}
+
 /// Installs the packages whose program is missing; without the right to, says what to type.
 pub(crate) fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
     let missing: Vec<&str> =

@@ -26,6 +26,7 @@ mod setup;
 mod shared;
 
 pub use certificates::Certificates;
+pub use debian::install_tools;
 pub use ensemble::{Ensemble, EnsemblePlan};
 pub use record::Record;
 pub use server::Server;
