@@ -30,6 +30,11 @@ impl Workspace {
         Self { variables, ..self }
     }
 
+    /// Whether there are any: whether servers run.
+    pub(crate) fn has_variables(&self) -> bool {
+        !self.variables.is_empty()
+    }
+
     /// A place that is not in version control and goes with `cargo clean`.
     pub(crate) fn scratch(&self, name: &str) -> PathBuf {
         self.root.join("target").join(name)
