@@ -94,7 +94,9 @@ impl World {
 
     /// `simba`, without a store.
     pub fn bare(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_simba"));
+        // Whoever started the tests in the background may have left signals ignored, and `simba` heeds that.
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_simba"));
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("SIMBA_") {
                 command.env_remove(name);
