@@ -53,8 +53,8 @@ fn features(workspace: &Workspace) -> Result<Verdict> {
 
 fn tests(workspace: &Workspace) -> Result<Verdict> {
     // Not `--all-targets`, which would run the benchmarks too.
-    let mut command =
-        workspace.cargo("test --locked --workspace --all-features --lib --bins --tests --examples");
+    let mut command = workspace
+        .cargo("test --locked --no-fail-fast --workspace --all-features --lib --bins --tests --examples");
     command.args(STORES.iter().flat_map(|package| ["--exclude", package])).env(AT_ONCE.0, AT_ONCE.1);
     if !workspace.has_variables() {
         // The quick run starts no server; the rows of the command on servers belong to the whole run.
@@ -66,7 +66,7 @@ fn tests(workspace: &Workspace) -> Result<Verdict> {
 
 /// The tests of the stores with a server, against real ones.
 fn stores(workspace: &Workspace) -> Result<Verdict> {
-    let mut command = workspace.cargo("test --locked --all-features --lib --tests");
+    let mut command = workspace.cargo("test --locked --no-fail-fast --all-features --lib --tests");
     command.args(STORES.iter().flat_map(|package| ["-p", package])).env(AT_ONCE.0, AT_ONCE.1);
     step::run(&mut command)?;
     Ok(Verdict::Passed)

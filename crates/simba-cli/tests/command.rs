@@ -95,8 +95,8 @@ fn the_command_starts_with_the_signals_of_who_called() {
         let wanted = |line: &&str| line.starts_with("SigBlk") || line.starts_with("SigIgn");
         status.lines().filter(wanted).map(str::to_owned).collect::<Vec<_>>()
     };
-    let mut plain = Command::new("cat");
-    plain.arg("/proc/self/status");
+    let mut plain = Command::new("env");
+    plain.args(["--default-signal", "cat", "/proc/self/status"]);
     assert_eq!(masks(world.simba(&["run", "m", "--", "cat", "/proc/self/status"])), masks(plain));
     // What was ignored stays ignored, for both of them.
     let script = "trap '' HUP INT; \"$0\" --on \"$1\" run m -- cat /proc/self/status";
