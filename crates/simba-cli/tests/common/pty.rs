@@ -36,8 +36,9 @@ impl Pty {
             rustix::fs::open(&name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap()
         };
         let _ = tool("setsid");
-        let mut command = Command::new("setsid");
-        command.args(["-c", "-w"]).args(program);
+        // As on a terminal of its own, no signal is ignored.
+        let mut command = Command::new("env");
+        command.args(["--default-signal", "setsid", "-c", "-w"]).args(program);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("SIMBA_") {
                 command.env_remove(name);
