@@ -180,10 +180,20 @@ impl std::fmt::Debug for Setup {
     }
 }
 
-/// An address that nobody listened on a moment ago.
+/// An address that nobody listened on a moment ago, nor ten thousand ports above: that is where a node of a
+/// cluster of Redis listens too.
 pub(crate) fn free_address() -> Result<SocketAddr> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
-    Ok(listener.local_addr()?)
+    let mut refused = Vec::new();
+    loop {
+        // Kept until one is found, so that it is not given again.
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
+        let address = listener.local_addr()?;
+        let above = address.port().checked_add(10_000);
+        if above.is_some_and(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()) {
+            return Ok(address);
+        }
+        refused.push(listener);
+    }
 }
 
 /// A directory that nobody had before, in its final spelling: it must compare equal to what the kernel says of
