@@ -144,9 +144,9 @@ impl Jvm {
             renewals += 1;
             sleep(seen.ttl_left).await;
             if renewals % 3 == 0 {
-                let freed = now();
+                // Written down first: it may crash while the release is under way.
+                diary.shorten(at, &self.id, now());
                 let _ = self.release().await;
-                diary.shorten(at, &self.id, freed);
                 hold = None;
                 sleep(self.lease.ttl().mul_f64(fastrand())).await;
             }
