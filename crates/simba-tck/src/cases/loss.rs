@@ -40,7 +40,7 @@ pub async fn a_release_is_told_as_such(fixture: &dyn Fixture) {
 pub async fn a_longest_hold_ends(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
-    let locker = one.long_locker(&mutex).with_max_hold(Duration::from_millis(300));
+    let locker = one.long_locker(&mutex).with_max_hold(Duration::from_secs(2));
     let guard = lock(&locker).await;
     assert_eq!(soon("a longest hold ends", guard.lost()).await, Loss::MaxHold);
     release(two.lock(&mutex).await).await;
