@@ -18,6 +18,9 @@ use crate::wire::Param;
 /// How far the server's clock may be from ours before that is a finding.
 const OFFSET: Duration = Duration::from_secs(5);
 
+/// The number of the lock that whoever makes the tables holds meanwhile.
+const SETTING_UP: i64 = 0x5369_6d62;
+
 #[async_trait]
 impl Operate for PostgresBackend {
     async fn list(&self) -> Result<Vec<MutexRecord>> {
@@ -88,7 +91,10 @@ impl Operate for PostgresBackend {
             Shape::Missing => {
                 let made = async {
                     let wire = handle.wire().await?;
-                    wire.batch(&handle.ddl).await.map_err(|fault| handle.failed(&wire, fault))
+                    // The server takes `IF NOT EXISTS` of two at once for a clash: one after the other. All of
+                    // a batch is one transaction, which the lock ends with.
+                    let ddl = format!("SELECT pg_advisory_xact_lock({SETTING_UP}); {}", handle.ddl);
+                    wire.batch(&ddl).await.map_err(|fault| handle.failed(&wire, fault))
                 };
                 handle.in_time(made).await?;
             }

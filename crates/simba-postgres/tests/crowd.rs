@@ -138,3 +138,24 @@ async fn no_wake_up_is_lost_in_a_crowd() {
         ended.expect("broken: nobody waits for a wake-up that was lost").unwrap();
     }
 }
+
+/// Tables that many make at the same time are made once, and nobody is told of a clash.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_set_the_store_up_at_once() {
+    let admin: simba_core::ConnectUrl = simba_servers::shared("SIMBA_TCK_POSTGRES").parse().unwrap();
+    let prefix = format!("crowd_{}", std::process::id());
+    let (host, port) = (&admin.hosts()[0].name, admin.hosts()[0].port.unwrap());
+    let login = format!("{}:{}", admin.user().unwrap(), admin.password().unwrap());
+    let url = format!("postgres://{login}@{host}:{port}{}?prefix={prefix}&sslmode=disable", admin.path());
+    let mut crowd = Vec::new();
+    for _ in 0..8 {
+        let config = simba_postgres::PostgresConfig::from_url(&url.parse().unwrap()).unwrap();
+        crowd.push(simba_postgres::PostgresBackend::connect(config).await.unwrap());
+    }
+    let set_up = crowd
+        .into_iter()
+        .map(|backend| tokio::spawn(async move { backend.operate().unwrap().apply_schema().await }));
+    for done in set_up.collect::<Vec<_>>() {
+        soon("the store is set up", done).await.unwrap().unwrap();
+    }
+}
