@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::clock::{Moment, within};
-use crate::engine::{Driver, Link, Mode, Order};
+use crate::engine::{Driver, Link, Mode, Order, Ride};
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
 use crate::simba::Core;
@@ -148,16 +148,17 @@ impl Locker {
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard> {
         if timeout.is_zero() {
             let attempt = self.attempt(Mode::Try)?;
-            let link = attempt.link.clone();
+            let link = attempt.hold.link.clone();
             return attempt.guard().await?.ok_or_else(|| self.timed_out(&link, timeout));
         }
         let began = self.core.clock.now();
-        let attempt = self.attempt(Mode::Once(self.patience().max(timeout)))?;
+        let mut attempt = self.attempt(Mode::Once(self.patience().max(timeout)))?;
         match within(&*self.core.clock, timeout, attempt.acquired()).await {
-            Some(outcome) => outcome?,
+            Some(Ok(_)) => {}
+            Some(Err(outcome)) => outcome?,
             // Won at the last moment counts.
-            None if attempt.link.acquired_now().is_some() => {}
-            None => return Err(self.timed_out(&attempt.link, timeout)),
+            None if attempt.hold.link.acquired_now().is_some() => {}
+            None => return Err(self.timed_out(&attempt.hold.link, timeout)),
         }
         let guard = attempt.guard().await?.ok_or_else(|| self.closed())?;
         self.waited_since(began);
@@ -188,9 +189,9 @@ impl Locker {
         }
         let link = Link::new();
         // The release of the guard before goes first: it may be under way under the same id.
-        Driver::start(&self.core, order, &link, last.take())?;
+        let ride = Driver::ride(&self.core, order, &link, last.take())?;
         *last = Some(link.clone());
-        Ok(Attempt { link })
+        Ok(Attempt { hold: Hold { link }, ride })
     }
 
     fn order(&self, mode: Mode) -> Result<Order> {
@@ -252,31 +253,39 @@ impl fmt::Debug for Locker {
 
 /// A lock under way. Dropping it ends it, whatever it has won.
 struct Attempt {
-    link: Link,
+    // Order of drop: a driver that goes on by itself knows that nobody wants it any more.
+    hold: Hold,
+    ride: Option<Ride>,
 }
 
 impl Attempt {
-    /// Waits until the mutex is won (`Ok`), refused (`Ok`, without a tenure), or out of reach.
-    async fn acquired(&self) -> Result<()> {
-        match self.link.acquired().await {
-            Ok(_) => Ok(()),
-            Err(outcome) => outcome,
+    /// Waits until the mutex is won, or the driver ended: refused (`Ok`), or for an error.
+    async fn acquired(&mut self) -> Result<Tenure, Result<()>> {
+        if let Some(ride) = &mut self.ride {
+            ride.first_call(&self.hold.link).await;
+            self.ride = None;
         }
+        self.hold.link.acquired().await
     }
 
     /// Hands the mutex over to a guard; `None` if it was refused.
-    async fn guard(self) -> Result<Option<Guard>> {
-        let tenure = match self.link.acquired().await {
+    async fn guard(mut self) -> Result<Option<Guard>> {
+        let tenure = match self.acquired().await {
             Ok(tenure) => tenure,
             Err(outcome) => return outcome.map(|()| None),
         };
         // Lost between two lines: the driver has ended, or is about to.
         let Some(work) = tenure.begin() else { return Err(lost(&tenure)) };
-        Ok(Some(Guard { work: Some(work), attempt: self, tenure }))
+        Ok(Some(Guard { work: Some(work), hold: self.hold, tenure }))
     }
 }
 
-impl Drop for Attempt {
+/// What is wanted of a driver. Dropping it ends that.
+struct Hold {
+    link: Link,
+}
+
+impl Drop for Hold {
     fn drop(&mut self) {
         if seeded::on(Bug::LeakOnDrop) {
             return;
@@ -305,7 +314,7 @@ fn lost(tenure: &Tenure) -> Error {
 pub struct Guard {
     // Order of drop: the work is over before the stop is asked for.
     work: Option<Work>,
-    attempt: Attempt,
+    hold: Hold,
     tenure: Tenure,
 }
 
@@ -385,8 +394,8 @@ impl Guard {
     pub async fn release(mut self) -> Result<()> {
         let loss = self.tenure.loss();
         self.work = None;
-        self.attempt.link.stop();
-        let freed = self.attempt.link.done().await;
+        self.hold.link.stop();
+        let freed = self.hold.link.done().await;
         match (loss, freed) {
             (None | Some(Loss::Released), freed) => freed,
             // The runtime ended: that says more than what it did to the tenure.

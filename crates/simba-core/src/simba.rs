@@ -7,10 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TrackedFuture;
 
 use crate::backend::Backend;
 use crate::clock::{Clock, Moment, SystemClock, within};
 use crate::contention::Contention;
+use crate::engine::Rides;
 use crate::error::{Error, ErrorKind, Result};
 use crate::locker::Locker;
 use crate::observer::Observer;
@@ -48,6 +50,7 @@ pub(crate) struct Core {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) closing: CancellationToken,
+    pub(crate) rides: Rides,
     tasks: TaskTracker,
     runtime: Option<Handle>,
     random: Mutex<fastrand::Rng>,
@@ -98,6 +101,7 @@ impl SimbaBuilder {
             backend,
             clock,
             closing: CancellationToken::new(),
+            rides: Rides::default(),
             tasks: TaskTracker::new(),
             runtime,
             random: Mutex::new(fastrand::Rng::with_seed(seed)),
@@ -208,6 +212,7 @@ impl Simba {
     /// A dropped call goes on in the background except for closing the connections; call it again.
     pub async fn shutdown(&self) {
         self.core.closing.cancel();
+        self.core.rides.leave_all();
         self.core.tasks.close();
         self.core.tasks.wait().await;
         within(&*self.core.clock, self.lease.ttl(), self.core.backend.close()).await;
@@ -217,12 +222,28 @@ impl Simba {
 impl Core {
     /// Runs a task of the engine; refused after a shutdown and where no runtime is at hand.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+        self.refuse_when_closed()?;
+        self.tasks.spawn_on(task, &self.runtime()?);
+        Ok(())
+    }
+
+    /// The caller's runtime, if the engine runs on that; refused as [`spawn`](Self::spawn) is.
+    pub(crate) fn runtime_of_caller(&self) -> Result<Option<Handle>> {
+        self.refuse_when_closed()?;
+        if self.runtime.is_some() { Ok(None) } else { self.runtime().map(Some) }
+    }
+
+    /// A task of the engine that somebody else runs: a shutdown waits for it.
+    pub(crate) fn tracked<F: Future>(&self, task: F) -> TrackedFuture<F> {
+        self.tasks.track_future(task)
+    }
+
+    fn refuse_when_closed(&self) -> Result<()> {
         if self.closing.is_cancelled() {
             return Err(
                 Error::new(ErrorKind::Closed, "the handle was shut down").with_backend(self.backend.name())
             );
         }
-        self.tasks.spawn_on(task, &self.runtime()?);
         Ok(())
     }
 

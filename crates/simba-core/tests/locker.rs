@@ -611,9 +611,12 @@ async fn a_mutex_that_was_lost_before_anybody_looked_is_lost_and_not_closed() {
     let world = World::new();
     let clock = SkewedClock::new(world.clock.clone());
     let simba = world.builder(Switch::new()).clock(clock.clone()).build();
+    let before = world.simba().locker(NAME).lock().await.unwrap();
     let locker = simba.locker(NAME);
     let mut lock = Box::pin(locker.lock());
     assert!(lock.as_mut().now_or_never().is_none());
+    world.queued(1).await;
+    before.release().await.unwrap();
     settled().await;
     assert!(world.record().await.owner.is_some(), "won while its task did not run");
     clock.jump(2 * TOTAL);
@@ -754,6 +757,28 @@ async fn a_shutdown_ends_every_wait() {
     assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(world.record().await.waiters, Some(0));
     assert_eq!(world.age(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_a_lock_that_nobody_asks_any_more() {
+    const SLOW: Passage = Passage { request: Leg::Delay(ms(2)), reply: Leg::Delay(ms(3)) };
+    for attempt in ATTEMPTS {
+        for steps in 1..12 {
+            let world = World::new();
+            let (simba, weather) = world.handle();
+            weather.set(SLOW);
+            let locker = simba.locker(NAME);
+            // Kept, and not asked again: as in a `select!` whose other branch ends the program.
+            let mut future = attempt(&locker);
+            for _ in 0..steps {
+                assert!(future.as_mut().now_or_never().is_none_or(|won| won.is_ok()), "won at the most");
+                world.pass(ms(1)).await;
+            }
+            tokio::time::timeout(TOTAL, simba.shutdown()).await.unwrap();
+            assert!(world.age() < ms(40), "{:?} after {steps} steps", world.age());
+            world.assert_empty().await;
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::link::{Link, Wish};
 use super::machine::{Machine, Step};
 use super::pacing::Grant;
+use super::ride::{Ride, Rider};
 use crate::backend::{Answer, Claim, Intent, Prior, Session};
 use crate::clock::{Moment, within};
 use crate::error::{Error, ErrorKind, Result};
@@ -67,16 +68,34 @@ enum Flow {
 impl Driver {
     /// Starts a driver; its first call comes after the driver behind `before` has left the store.
     pub(crate) fn start(core: &Arc<Core>, order: Order, link: &Link, before: Option<Link>) -> Result<()> {
-        let mut driver = Self::new(Arc::clone(core), order, link.clone());
-        core.spawn(async move {
-            if let Some(before) = before {
-                // What it could not free is under our own id in the store, if that was chosen by the caller.
-                if before.done().await.is_err_and(|error| error.kind() != ErrorKind::Config) {
-                    driver.machine.inherit();
-                }
+        core.spawn(Self::new(Arc::clone(core), order, link.clone()).run(before))
+    }
+
+    /// Starts a driver that rides with its caller at first, where that is on the runtime of the engine.
+    pub(crate) fn ride(
+        core: &Arc<Core>,
+        order: Order,
+        link: &Link,
+        before: Option<Link>,
+    ) -> Result<Option<Ride>> {
+        let driving = |core: &Arc<Core>| Self::new(Arc::clone(core), order, link.clone()).run(before);
+        match core.runtime_of_caller()? {
+            Some(runtime) => {
+                let rider = Rider::new(core.tracked(driving(core)), runtime);
+                Ok(Some(Ride::new(Arc::clone(core), rider)))
             }
-            driver.drive().await;
-        })
+            None => core.spawn(driving(core)).map(|()| None),
+        }
+    }
+
+    async fn run(mut self, before: Option<Link>) {
+        if let Some(before) = before {
+            // What it could not free is under our own id in the store, if that was chosen by the caller.
+            if before.done().await.is_err_and(|error| error.kind() != ErrorKind::Config) {
+                self.machine.inherit();
+            }
+        }
+        self.drive().await;
     }
 
     fn new(core: Arc<Core>, order: Order, link: Link) -> Self {

@@ -5,7 +5,9 @@ mod driver;
 mod link;
 mod machine;
 mod pacing;
+mod ride;
 
 pub(crate) use driver::{Driver, Mode, Order};
 pub(crate) use link::Link;
 pub(crate) use pacing::Pacing;
+pub(crate) use ride::{Ride, Rides};
