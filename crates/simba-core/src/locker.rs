@@ -262,7 +262,7 @@ impl Attempt {
     /// Waits until the mutex is won, or the driver ended: refused (`Ok`), or for an error.
     async fn acquired(&mut self) -> Result<Tenure, Result<()>> {
         if let Some(ride) = &mut self.ride {
-            ride.first_call(&self.hold.link).await;
+            ride.first_call().await;
             self.ride = None;
         }
         self.hold.link.acquired().await

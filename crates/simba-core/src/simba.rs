@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TrackedFuture;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::backend::Backend;
 use crate::clock::{Clock, Moment, SystemClock, within};
@@ -233,9 +233,14 @@ impl Core {
         if self.runtime.is_some() { Ok(None) } else { self.runtime().map(Some) }
     }
 
-    /// A task of the engine that somebody else runs: a shutdown waits for it.
-    pub(crate) fn tracked<F: Future>(&self, task: F) -> TrackedFuture<F> {
-        self.tasks.track_future(task)
+    /// Runs a task of the engine that began before, on its own runtime.
+    pub(crate) fn spawn_on(&self, task: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
+        self.tasks.spawn_on(task, runtime);
+    }
+
+    /// A shutdown waits for whoever has it.
+    pub(crate) fn token(&self) -> TaskTrackerToken {
+        self.tasks.token()
     }
 
     fn refuse_when_closed(&self) -> Result<()> {

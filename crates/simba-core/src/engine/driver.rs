@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use super::link::{Link, Wish};
 use super::machine::{Machine, Step};
 use super::pacing::Grant;
@@ -65,10 +67,32 @@ enum Flow {
     Finished,
 }
 
+/// A driver that has made its first call.
+pub(crate) struct Begun {
+    driver: Driver,
+    first: Result<Flow>,
+}
+
+impl Begun {
+    /// Gives the driver a task for what remains to be done.
+    pub(crate) fn go_on(self, runtime: &Handle) {
+        let Self { mut driver, first } = self;
+        let core = Arc::clone(&driver.core);
+        match first {
+            Ok(Flow::On) => core.spawn_on(async move { driver.drive().await }, runtime),
+            ended => core.spawn_on(async move { driver.end(ended.map(drop)).await }, runtime),
+        }
+    }
+}
+
 impl Driver {
     /// Starts a driver; its first call comes after the driver behind `before` has left the store.
     pub(crate) fn start(core: &Arc<Core>, order: Order, link: &Link, before: Option<Link>) -> Result<()> {
-        core.spawn(Self::new(Arc::clone(core), order, link.clone()).run(before))
+        let mut driver = Self::new(Arc::clone(core), order, link.clone());
+        core.spawn(async move {
+            driver.follow(before).await;
+            driver.drive().await;
+        })
     }
 
     /// Starts a driver that rides with its caller at first, where that is on the runtime of the engine.
@@ -78,24 +102,28 @@ impl Driver {
         link: &Link,
         before: Option<Link>,
     ) -> Result<Option<Ride>> {
-        let driving = |core: &Arc<Core>| Self::new(Arc::clone(core), order, link.clone()).run(before);
-        match core.runtime_of_caller()? {
-            Some(runtime) => {
-                let rider = Rider::new(core.tracked(driving(core)), runtime);
-                Ok(Some(Ride::new(Arc::clone(core), rider)))
-            }
-            None => core.spawn(driving(core)).map(|()| None),
-        }
+        let Some(runtime) = core.runtime_of_caller()? else {
+            return Self::start(core, order, link, before).map(|()| None);
+        };
+        let mut driver = Self::new(Arc::clone(core), order, link.clone());
+        let begins = Box::pin(async move {
+            driver.follow(before).await;
+            // Whoever gave up before the first call makes none.
+            let over = driver.link.is_stopped() || driver.core.closing.is_cancelled();
+            let first = if over { Ok(Flow::On) } else { driver.attempt().await };
+            Begun { driver, first }
+        });
+        Ok(Some(Ride::new(Arc::clone(core), Rider::new(begins, runtime, core.token()))))
     }
 
-    async fn run(mut self, before: Option<Link>) {
+    /// Waits until the driver behind `before` has left the store.
+    async fn follow(&mut self, before: Option<Link>) {
         if let Some(before) = before {
             // What it could not free is under our own id in the store, if that was chosen by the caller.
             if before.done().await.is_err_and(|error| error.kind() != ErrorKind::Config) {
                 self.machine.inherit();
             }
         }
-        self.drive().await;
     }
 
     fn new(core: Arc<Core>, order: Order, link: Link) -> Self {
@@ -125,13 +153,20 @@ impl Driver {
     /// Contends until the mode or the handle ends it, then leaves nothing behind at the store.
     async fn drive(&mut self) {
         let outcome = self.turns().await;
+        self.end(outcome).await;
+    }
+
+    /// Tells the handle at once, then leaves nothing behind at the store.
+    fn end(&mut self, outcome: Result<()>) -> impl Future<Output = ()> + Send {
         // The mutex and the place in the queue may be another's, who has our id.
         let twin = matches!(&outcome, Err(error) if error.kind() == ErrorKind::Config);
         self.link.conclude(outcome);
-        let left = if twin && self.machine.has_nothing() { Ok(()) } else { self.leave().await };
-        // Whoever comes next must not meet what the session still has at the store.
-        self.session = None;
-        self.link.finish(left);
+        async move {
+            let left = if twin && self.machine.has_nothing() { Ok(()) } else { self.leave().await };
+            // Whoever comes next must not meet what the session still has at the store.
+            self.session = None;
+            self.link.finish(left);
+        }
     }
 
     async fn turns(&mut self) -> Result<()> {

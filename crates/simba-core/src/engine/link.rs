@@ -129,11 +129,6 @@ impl Link {
         self.shared.read(|shared| shared.answered)
     }
 
-    /// Whether the first call is behind the driver, answered or failed, or it ended before.
-    pub(crate) fn is_past_first_call(&self) -> bool {
-        self.shared.read(|shared| shared.answered || shared.error.is_some() || shared.outcome.is_some())
-    }
-
     /// Whether the handle asked for the end, reached or not.
     pub(crate) fn is_stopped(&self) -> bool {
         self.wish() == Wish::Stop

@@ -12,30 +12,42 @@ use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::link::Link;
+use super::driver::Begun;
 use crate::simba::Core;
 
-/// A driver at work, and the runtime that it goes on on by itself.
+/// A driver on its first call, and the runtime that it goes on on by itself.
 pub(crate) struct Rider {
-    driving: Pin<Box<dyn Future<Output = ()> + Send>>,
+    begins: Pin<Box<dyn Future<Output = Begun> + Send>>,
     runtime: Handle,
+    /// A shutdown waits for it.
+    token: TaskTrackerToken,
 }
 
 impl Rider {
-    pub(crate) fn new(driving: impl Future<Output = ()> + Send + 'static, runtime: Handle) -> Self {
-        Self { driving: Box::pin(driving), runtime }
+    pub(crate) fn new(
+        begins: Pin<Box<dyn Future<Output = Begun> + Send>>,
+        runtime: Handle,
+        token: TaskTrackerToken,
+    ) -> Self {
+        Self { begins, runtime, token }
     }
 
-    /// One step in the task of `context`.
+    /// One step in the task of `context`. A driver that has begun goes on in a task of its own, no larger than
+    /// if it had never been here.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let _inside = self.runtime.enter();
-        self.driving.as_mut().poll(context)
+        self.begins.as_mut().poll(context).map(|begun| begun.go_on(&self.runtime))
     }
 
-    /// Goes on in a task of its own.
-    pub(crate) fn alight(self) {
-        self.runtime.spawn(self.driving);
+    /// Goes on in a task of its own before it has begun.
+    fn alight(self) {
+        let Self { begins, runtime, token } = self;
+        runtime.clone().spawn(async move {
+            begins.await.go_on(&runtime);
+            drop(token);
+        });
     }
 }
 
@@ -58,19 +70,18 @@ impl Ride {
     /// # Cancel safety
     ///
     /// The driver keeps its seat, and goes on with the next call or by itself.
-    pub(crate) async fn first_call(&mut self, link: &Link) {
-        poll_fn(|context| if self.carry(context, link) { Poll::Ready(()) } else { Poll::Pending }).await;
+    pub(crate) async fn first_call(&mut self) {
+        poll_fn(|context| self.carry(context)).await;
     }
 
-    /// Whether there is nothing more to carry.
-    fn carry(&self, context: &mut Context<'_>, link: &Link) -> bool {
+    fn carry(&self, context: &mut Context<'_>) -> Poll<()> {
         // A shutdown does not wait for callers: it lets their drivers go on by themselves.
-        let Some(mut rider) = self.core.rides.leave(self.seat) else { return true };
-        if rider.poll(context).is_ready() {
-            return true;
+        let Some(mut rider) = self.core.rides.leave(self.seat) else { return Poll::Ready(()) };
+        let begun = rider.poll(context);
+        if begun.is_pending() {
+            self.sit(rider);
         }
-        self.sit(rider);
-        link.is_past_first_call()
+        begun
     }
 
     fn sit(&self, rider: Rider) {
