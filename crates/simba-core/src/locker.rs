@@ -108,7 +108,9 @@ impl Locker {
     ///
     /// # Cancel safety
     ///
-    /// Drop it at any time: the place in the queue is given up, and a mutex that is won meanwhile is freed.
+    /// Drop it at any time: the place in the queue is given up, and a mutex that is won meanwhile is freed. Until
+    /// the store has answered once it goes on only while it is polled; from then on a waiter keeps its place, and
+    /// a winner its mutex, in the background.
     pub async fn lock(&self) -> Result<Guard> {
         let began = self.core.clock.now();
         let guard = self.attempt(Mode::Once(self.patience()))?.guard().await?.ok_or_else(|| self.closed())?;
