@@ -90,6 +90,8 @@ Every finding comes with its cure; the exit code is 1 if there is any.")]
     Doctor(FormatArgs),
     /// Run the compatibility kit against the store
     Tck(TckArgs),
+    /// Measure the store: pairs, hand-over, many held mutexes
+    Bench(BenchArgs),
     /// Print a completion script
     #[command(after_help = "\
 Examples:
@@ -176,6 +178,21 @@ fn patience(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A command that runs wherever the mutex is, until it is told to end.
+#[derive(Debug, Args)]
+pub(crate) struct ServiceArgs {
+    /// Serve /metrics, /live and /ready (ready = leading) here
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -187,16 +204,8 @@ pub(crate) struct LeadArgs {
     /// The mutex
     pub(crate) mutex: String,
 
-    /// Serve /metrics, /live and /ready (ready = leading) here
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) metrics: Option<SocketAddr>,
-
     #[command(flatten)]
-    pub(crate) lease: LeaseArgs,
-
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
+    pub(crate) service: ServiceArgs,
 }
 
 #[derive(Debug, Args)]
@@ -224,16 +233,8 @@ pub(crate) struct ScheduleArgs {
     #[arg(long, value_name = "ZONE", requires = "cron")]
     pub(crate) tz: Option<String>,
 
-    /// Serve /metrics, /live and /ready (ready = leading) here
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) metrics: Option<SocketAddr>,
-
     #[command(flatten)]
-    pub(crate) lease: LeaseArgs,
-
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
+    pub(crate) service: ServiceArgs,
 }
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -297,4 +298,36 @@ pub(crate) struct TckArgs {
     /// Only cases with this in their name
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) filter: String,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+#[command(after_help = "\
+Takes a minute, with --quick some seconds. Its mutexes are called simba-bench:…, and are free afterwards; the
+store works on meanwhile, and is busy with it. On a file it also measures how soon `simba run` starts a command,
+beside flock(1).
+
+Examples:
+  simba bench --quick
+  simba --on redis://cache bench --json | jq '.rows[] | {measure, ours, unit}'
+
+--json prints store, quick, and rows with target, measure, unit, ours, floor, ratio; what there is not is null.")]
+pub(crate) struct BenchArgs {
+    /// A short version: enough to see a change that matters
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// How many tasks make pairs at once, each on a mutex of its own
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) tasks: u16,
+
+    /// How many wait for one mutex
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) waiters: u16,
+
+    /// How many mutexes are held at once
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) held: u16,
+
+    #[command(flatten)]
+    pub(crate) format: FormatArgs,
 }

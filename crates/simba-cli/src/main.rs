@@ -1,6 +1,7 @@
 //! The command `simba`: flock(1) for a fleet.
 
 mod args;
+mod bench;
 mod failure;
 mod guard;
 mod health;
@@ -76,8 +77,9 @@ fn obey(cli: &Cli) -> ExitCode {
         }
     };
     let outcome = match &cli.command {
-        // It brings a runtime of its own.
+        // They bring a runtime of their own.
         Command::Tck(args) => store::settings(cli).and_then(|settings| tck::tck(&settings.url, args)),
+        Command::Bench(args) => store::settings(cli).and_then(|settings| bench::bench(&settings, args)),
         _ => runtime.block_on(perform(cli)),
     };
     // Threads of a store that hangs are not waited for.
@@ -115,7 +117,9 @@ async fn perform(cli: &Cli) -> Outcome {
         Command::Release(args) => operate::release(simba, args).await,
         Command::Schema(args) => operate::schema(simba, args).await,
         Command::Doctor(format) => operate::doctor(simba, *format).await,
-        Command::Completions { .. } | Command::Man { .. } | Command::Tck(_) => Ok(ExitCode::SUCCESS),
+        Command::Completions { .. } | Command::Man { .. } | Command::Tck(_) | Command::Bench(_) => {
+            Ok(ExitCode::SUCCESS)
+        }
     };
     if let Err(failure) = &outcome
         && failure.abandons
