@@ -25,7 +25,7 @@ command cannot be executed or found, 128 + n ended by signal n; else the command
 #[derive(Debug, Parser)]
 #[command(name = "simba", version, after_help = AFTER, arg_required_else_help = true)]
 pub(crate) struct Cli {
-    /// The store: sqlite:PATH, mysql://…, postgres://…, memory:
+    /// The store: sqlite:PATH, postgres://…, mysql://…, redis://…, zookeeper://…, memory:
     #[arg(long = "on", value_name = "URL", global = true)]
     pub(crate) url: Option<String>,
 
@@ -303,8 +303,8 @@ pub(crate) struct TckArgs {
 #[derive(Clone, Copy, Debug, Args)]
 #[command(after_help = "\
 Takes a minute, with --quick some seconds. Its mutexes are called simba-bench:…, and are free afterwards; the
-store works on meanwhile, and is busy with it. On a file it also measures how soon `simba run` starts a command,
-beside flock(1).
+store works on meanwhile, and is busy with it. For a file it measures another one on the same disk, which is gone
+afterwards, and also how soon `simba run` starts a command, beside flock(1).
 
 Examples:
   simba bench --quick

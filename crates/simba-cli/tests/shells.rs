@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::{World, tool};
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "run",
     "lead",
     "schedule",
@@ -20,6 +20,7 @@ const COMMANDS: [&str; 12] = [
     "schema",
     "doctor",
     "tck",
+    "bench",
     "completions",
     "man",
 ];

@@ -1,5 +1,6 @@
 //! `simba bench`: what the given store does, measured with the program that will use it.
 
+mod place;
 mod progress;
 mod start;
 mod subject;
@@ -19,6 +20,7 @@ use crate::failure::{Failure, Outcome, code};
 use crate::output::{Table, print};
 use crate::run::by_signal;
 use crate::signals::Signals;
+use place::Place;
 use progress::Progress;
 use subject::{Subject, mutex};
 
@@ -40,8 +42,11 @@ pub(crate) fn bench(settings: &Settings, args: &BenchArgs) -> Outcome {
 async fn alone(settings: &Settings, args: &BenchArgs) -> Outcome {
     let mut signals = Signals::hear()
         .map_err(|error| Failure::new(code::UNAVAILABLE, format!("cannot listen to signals: {error}")))?;
+    // The store that is meant must be there, whatever is measured instead of it.
     let backend = simba_mutex::backend(&settings.url).await?;
-    let subject = Subject::new(&settings.url, &*backend, args);
+    let place = Place::of(&settings.url)?;
+    let backend = if place.url == settings.url { backend } else { simba_mutex::backend(&place.url).await? };
+    let subject = Subject::new(&place.url, &*backend, args);
     let simba = Simba::builder(Arc::clone(&backend)).build();
     let locker = simba.locker(mutex("alone", 0)?);
     let Some(guard) = locker.try_lock().await? else {
@@ -51,7 +56,7 @@ async fn alone(settings: &Settings, args: &BenchArgs) -> Outcome {
     let outcome = tokio::select! {
         biased;
         signal = signals.end() => Ok(by_signal(signal)),
-        told = under(&guard, &*backend, &subject, args) => told,
+        told = under(&guard, &*backend, &subject, settings, args) => told,
     };
     // Whatever was cut off gives back what it holds.
     within(&SystemClock, FAREWELL, subject.shut_down()).await;
@@ -60,16 +65,23 @@ async fn alone(settings: &Settings, args: &BenchArgs) -> Outcome {
     outcome
 }
 
-async fn under(guard: &Guard, backend: &dyn Backend, subject: &Subject, args: &BenchArgs) -> Outcome {
+async fn under(
+    guard: &Guard,
+    backend: &dyn Backend,
+    subject: &Subject,
+    settings: &Settings,
+    args: &BenchArgs,
+) -> Outcome {
+    let store = &settings.url;
     let rows = guard.run(measure(backend, subject, args)).await??;
     if args.format.json {
         let rows: Vec<Value> = rows.iter().map(Row::json).collect();
-        let report = json!({ "store": subject.url().to_string(), "quick": args.quick, "rows": rows });
+        let report = json!({ "store": store.to_string(), "quick": args.quick, "rows": rows });
         return print(&format!("{report:#}\n"));
     }
     let mut table = Table::new(["measure", "ours", "floor", "ratio"]);
     rows.iter().for_each(|row| table.push(row.cells()));
-    print(&format!("{}: {}\n\n{table}\n{FOOT}", subject.name(), subject.url()))
+    print(&format!("{}: {store}\n\n{table}\n{FOOT}", subject.name()))
 }
 
 /// Below the table.
