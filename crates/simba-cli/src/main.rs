@@ -22,11 +22,12 @@ mod terminal;
 mod watch;
 
 use std::ffi::OsString;
-use std::io::{self, Write as _};
+use std::io;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 use clap_complete::Shell;
 
@@ -52,16 +53,23 @@ fn main() -> ExitCode {
     }
 }
 
-/// As clap shows it; but a URL that was typed in the wrong place is shown without its password.
+/// What is wrong in one line, as everywhere; a URL that was typed in the wrong place without its password.
 fn usage(error: &clap::Error, words: &[OsString]) -> ExitCode {
-    let text = error.render();
-    let secret = words.iter().any(|word| redact::has_secret(&word.to_string_lossy()));
-    if error.use_stderr() && secret {
-        let _ = write!(io::stderr(), "{}", redact::redact(&text.to_string(), words));
-    } else {
+    // A question, and its answer: by `--help` to stdout, by nothing typed to stderr.
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();
+    } else {
+        say(&redact::redact(&one_line(&error.render().to_string()), words));
     }
     ExitCode::from(if error.use_stderr() { failure::code::USAGE } else { 0 })
+}
+
+/// What clap has to say, without the usage that `--help` shows.
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let told = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    let told = told.collect::<Vec<_>>().join(" ");
+    format!("{}: see --help", told.strip_prefix("error: ").unwrap_or(&told))
 }
 
 fn obey(cli: &Cli) -> ExitCode {

@@ -169,7 +169,7 @@ mod on_servers {
         }
         for args in [&["lead", "m", "--", "touch", "led"][..], &["watch", "m"]] {
             let mut running = world.spawn(&[&["-vv"], args].concat());
-            until_true("words", || running.err().lines().count() > 3);
+            until_true("words", || running.err().lines().count() + running.out().lines().count() > 1);
             running.signal(Signal::TERM);
             running.status();
             let said = running.out() + &running.err();
