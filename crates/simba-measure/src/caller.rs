@@ -79,7 +79,15 @@ impl Caller for SessionCaller {
     async fn pairs(&mut self, count: u32) -> Result<()> {
         for _ in 0..count {
             let mut session = self.backend.open(self.claim.clone()).await?;
-            match session.contend(Prior::Nothing).await? {
+            let mut prior = Prior::Nothing;
+            let answer = loop {
+                match session.contend(prior).await {
+                    // A store that was busy for a moment: the engine would ask again too.
+                    Err(error) if error.is_transient() && prior == Prior::Nothing => prior = Prior::Unknown,
+                    answer => break answer?,
+                }
+            };
+            match answer {
                 Answer::Ours(ours) => session.release(holding(ours.token)).await?,
                 other => bail!("an uncontended mutex was refused: {other:?}"),
             }

@@ -45,7 +45,12 @@ async fn alone(settings: &Settings, args: &BenchArgs) -> Outcome {
     // The store that is meant must be there, whatever is measured instead of it.
     let backend = simba_mutex::backend(&settings.url).await?;
     let place = Place::of(&settings.url)?;
-    let backend = if place.url == settings.url { backend } else { simba_mutex::backend(&place.url).await? };
+    let backend = if place.url == settings.url {
+        backend
+    } else {
+        within(&SystemClock, FAREWELL, backend.close()).await;
+        simba_mutex::backend(&place.url).await?
+    };
     let subject = Subject::new(&place.url, &*backend, args);
     let simba = Simba::builder(Arc::clone(&backend)).build();
     let locker = simba.locker(mutex("alone", 0)?);
