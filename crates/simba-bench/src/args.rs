@@ -1,6 +1,7 @@
 //! What a person types after `simba-bench`, and what the program types itself.
 
-use crate::Effort;
+use simba_measure::Effort;
+
 use crate::held::{Phase, Trial};
 use crate::stores;
 

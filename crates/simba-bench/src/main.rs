@@ -3,15 +3,16 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that talks to people")]
 
 mod args;
-mod caller;
-mod handover;
 mod held;
-mod pairs;
-mod process;
-mod report;
-mod stats;
 mod stores;
-mod target;
+
+/// The measures themselves, which `simba bench` shares.
+mod caller {
+    pub(crate) use simba_measure::Caller;
+}
+mod target {
+    pub(crate) use simba_measure::Target;
+}
 
 use std::process::ExitCode;
 
@@ -19,28 +20,10 @@ use anyhow::Result;
 use tokio::runtime::Runtime;
 
 use args::{Command, USAGE};
-use report::Report;
+use simba_measure::{Effort, Report, handover, pairs};
 
 /// What a caller gets who typed something we do not know; 1 is left for a measure that failed.
 const MISUSE: u8 = 2;
-
-/// How long to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effort {
-    /// Enough to see a change that matters.
-    Quick,
-    /// Enough to quote.
-    Full,
-}
-
-impl Effort {
-    fn pick<T>(self, quick: T, full: T) -> T {
-        match self {
-            Self::Quick => quick,
-            Self::Full => full,
-        }
-    }
-}
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();

@@ -11,21 +11,23 @@ use clap_complete::Shell;
 /// Below the list of commands.
 const AFTER: &str = "\
 Examples:
-  simba run nightly-backup -- ./backup.sh         one at a time, on this host, without any server
-  simba --on redis://cache run deploy -- ./go     one at a time, in the whole fleet
-  simba status nightly-backup                     who has it, since when, until when
+  simba run nightly-backup -- ./backup.sh        one at a time, on this host
+  simba --on redis://cache run deploy -- ./go    one at a time, in the whole fleet
+  simba status nightly-backup                    who has it, since when, until when
 
-Without --on the store is SIMBA_URL, or what the configuration says, or else a file of SQLite for the
-processes of this user.
-Exit codes: 1 held by another, 2 usage, 69 store out of reach, 74 output not written,
-75 lost while the command ran, 76 not ours, 77 refused, 78 wrong set-up, 124 --max-hold ran out, 126 and 127 the
-command cannot be executed or found, 128 + n ended by signal n; else the command's own.";
+Without --on the store is SIMBA_URL, or what the configuration says, or else a
+file of SQLite for the processes of this user, without any server.
+
+Exit codes: 1 held by another, 2 usage, 69 store out of reach, 74 output not
+written, 75 lost while the command ran, 76 not ours, 77 refused, 78 wrong set-up,
+124 --max-hold ran out, 126 and 127 the command cannot be executed or found,
+128 + n ended by signal n; else the command's own.";
 
 /// A distributed mutex for commands: flock(1) for a fleet.
 #[derive(Debug, Parser)]
 #[command(name = "simba", version, after_help = AFTER, arg_required_else_help = true)]
 pub(crate) struct Cli {
-    /// The store: sqlite:PATH, mysql://…, postgres://…, memory:
+    /// The store: sqlite:PATH, postgres://…, mysql://…, redis://…, zookeeper://…, memory:
     #[arg(long = "on", value_name = "URL", global = true)]
     pub(crate) url: Option<String>,
 
@@ -55,8 +57,9 @@ Examples:
   simba status nightly-backup deploy
   simba status --json deploy | jq .[0].owner
 
---json prints an array with one object per mutex: mutex, state (held, free, unknown), owner, host, pid, token,
-acquired_at, expires_in_ms, in_transition, waiters; what the store cannot tell is null.")]
+--json prints an array with one object per mutex: mutex, state (held, free,
+unknown), owner, host, pid, token, acquired_at, expires_in_ms, in_transition,
+waiters; what the store cannot tell is null.")]
     Status(StatusArgs),
     /// All mutexes that the store knows of
     #[command(after_help = "\
@@ -71,7 +74,8 @@ Examples:
   simba watch deploy
   simba watch --json | jq -r 'select(.state == \"free\") | .mutex'
 
-A line of --json has at, mutex, state (held, free, unknown), owner, host, pid, token.")]
+A line of --json has at, mutex, state (held, free, unknown), owner, host, pid,
+token.")]
     Watch(StatusArgs),
     /// Free a stuck mutex out of band
     Release(ReleaseArgs),
@@ -90,6 +94,8 @@ Every finding comes with its cure; the exit code is 1 if there is any.")]
     Doctor(FormatArgs),
     /// Run the compatibility kit against the store
     Tck(TckArgs),
+    /// Measure the store: pairs, hand-over, many held mutexes
+    Bench(BenchArgs),
     /// Print a completion script
     #[command(after_help = "\
 Examples:
@@ -115,15 +121,15 @@ Examples:
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct LeaseArgs {
     /// Until when a holder is expected to renew [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) ttl: Option<Duration>,
 
     /// For how much longer others are kept out [default: 6s]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) transition: Option<Duration>,
 
     /// How long before the end the command is told to stop [default: half the transition]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) grace: Option<Duration>,
 }
 
@@ -132,10 +138,11 @@ pub(crate) struct LeaseArgs {
 Examples:
   simba run nightly-backup -- ./backup.sh
   simba run -n deploy -- ./deploy.sh      fail at once if somebody else has it
-  simba run -w 30s -E 75 migrate -- ./m   wait half a minute at most, then exit with 75
+  simba run -w 30s -E 75 migrate -- ./m   wait 30 s at most, then exit with 75
 
-The command gets SIMBA_MUTEX, SIMBA_CONTENDER_ID and SIMBA_FENCING_TOKEN. If the mutex is lost it is told to
-end by TERM, then killed with all that it started, before another can hold the mutex; the exit code is 75.")]
+The command gets SIMBA_MUTEX, SIMBA_CONTENDER_ID and SIMBA_FENCING_TOKEN. If the
+mutex is lost it is told to end by TERM, then killed with all that it started,
+before another can hold the mutex; the exit code is 75.")]
 pub(crate) struct RunArgs {
     /// The mutex
     pub(crate) mutex: String,
@@ -153,11 +160,11 @@ pub(crate) struct RunArgs {
     pub(crate) conflict: u8,
 
     /// End the command after this long
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) max_hold: Option<Duration>,
 
     /// Keep the mutex at least this long, also after a shorter command
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) min_hold: Option<Duration>,
 
     #[command(flatten)]
@@ -168,25 +175,22 @@ pub(crate) struct RunArgs {
     pub(crate) command: Vec<OsString>,
 }
 
+/// A length of time with its unit.
+fn time(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "write it as `250ms`, `10s` or `5m`".into())
+}
+
 /// A number alone counts seconds, as with flock(1).
 fn patience(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
-        Err(_) => humantime::parse_duration(text).map_err(|error| error.to_string()),
+        Err(_) => time(text),
     }
 }
 
+/// A command that runs wherever the mutex is, until it is told to end.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Example:
-  simba --on postgres://db/app lead cleaner -- ./cleaner
-
-The command is told to end when the lead is lost, and started again with the next lead. If it ends by itself,
-another contender leads next. SIGTERM hands over in order.")]
-pub(crate) struct LeadArgs {
-    /// The mutex
-    pub(crate) mutex: String,
-
+pub(crate) struct ServiceArgs {
     /// Serve /metrics, /live and /ready (ready = leading) here
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics: Option<SocketAddr>,
@@ -197,6 +201,22 @@ pub(crate) struct LeadArgs {
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  simba --on postgres://db/app lead cleaner -- ./cleaner
+
+The command is told to end when the lead is lost, and started again with the next
+lead. If it ends by itself, another contender leads next. SIGTERM hands over in
+order.")]
+pub(crate) struct LeadArgs {
+    /// The mutex
+    pub(crate) mutex: String,
+
+    #[command(flatten)]
+    pub(crate) service: ServiceArgs,
 }
 
 #[derive(Debug, Args)]
@@ -209,11 +229,11 @@ pub(crate) struct ScheduleArgs {
     pub(crate) mutex: String,
 
     /// Start at this distance; a run that is missed is left out
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) every: Option<Duration>,
 
     /// Rest this long between two runs
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) delay: Option<Duration>,
 
     /// Start at these times: minute hour day month weekday
@@ -224,16 +244,8 @@ pub(crate) struct ScheduleArgs {
     #[arg(long, value_name = "ZONE", requires = "cron")]
     pub(crate) tz: Option<String>,
 
-    /// Serve /metrics, /live and /ready (ready = leading) here
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) metrics: Option<SocketAddr>,
-
     #[command(flatten)]
-    pub(crate) lease: LeaseArgs,
-
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
+    pub(crate) service: ServiceArgs,
 }
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -254,8 +266,8 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("condition").required(true).args(["if_token", "if_owner", "force"]), after_help = "\
-The old holder believes that it holds until its next renewal: until then two may work at once. Its fencing
-token tells them apart.
+The old holder believes that it holds until its next renewal: until then two may
+work at once. Its fencing token tells them apart.
 
 Example:
   simba release nightly-backup --if-token 1763204159000000")]
@@ -289,7 +301,8 @@ pub(crate) struct SchemaArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each case is a promise and draws mutexes of its own. Takes a minute or two; the store works on meanwhile.
+Each case is a promise and draws mutexes of its own. Takes a minute or two; the
+store works on meanwhile.
 
 Example:
   simba --on postgres://db/app tck session")]
@@ -297,4 +310,38 @@ pub(crate) struct TckArgs {
     /// Only cases with this in their name
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) filter: String,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+#[command(after_help = "\
+Takes a minute, with --quick some seconds. Its mutexes are called simba-bench:…,
+and are free afterwards; the store works on meanwhile, and is busy with it. For a
+file it measures another one on the same disk, which is gone afterwards, and also
+how soon `simba run` starts a command, beside flock(1).
+
+Examples:
+  simba bench --quick
+  simba --on redis://cache bench --json | jq '.rows[] | {measure, ours, unit}'
+
+--json prints store, quick, and rows with target, measure, unit, ours, floor,
+ratio; what there is not is null.")]
+pub(crate) struct BenchArgs {
+    /// A short version: enough to see a change that matters
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// How many tasks make pairs at once, each on a mutex of its own
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) tasks: u16,
+
+    /// How many wait for one mutex
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) waiters: u16,
+
+    /// How many mutexes are held at once
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) held: u16,
+
+    #[command(flatten)]
+    pub(crate) format: FormatArgs,
 }

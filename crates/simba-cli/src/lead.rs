@@ -20,13 +20,13 @@ const COOLDOWN: Duration = Duration::from_secs(1);
 
 /// Contends until it is told to end; runs the command under every tenure.
 pub(crate) async fn lead(store: &Store, args: &LeadArgs) -> Outcome {
-    let lease = lease_of(store, args.lease)?;
+    let lease = lease_of(store, args.service.lease)?;
     let mut signals = listen()?;
     nested::refuse(store, &args.mutex, code::NOT_ACQUIRED).await?;
     let contention = store.simba.contend(args.mutex.as_str()).with_lease(lease);
     let contention = contention.with_initial_delay(store.settings.initial_delay);
     let contention = Arc::new(contention);
-    if let Some(address) = args.metrics {
+    if let Some(address) = args.service.metrics {
         let leader = Arc::clone(&contention);
         health::serve(address, Arc::new(move || leader.is_owner())).await?;
     }
@@ -54,7 +54,7 @@ async fn tenure_ends(
     args: &LeadArgs,
     signals: &mut Signals,
 ) -> bool {
-    let job = Job::new(&args.command, tenure, lease);
+    let job = Job::new(&args.service.command, tenure, lease);
     let relay = signals::relay();
     let mut relayed = Signals::Relayed(relay.subscribe());
     let work = tenure.run(job.run_or_exit(&mut relayed));

@@ -1,6 +1,7 @@
 //! The command `simba`: flock(1) for a fleet.
 
 mod args;
+mod bench;
 mod failure;
 mod guard;
 mod health;
@@ -21,11 +22,12 @@ mod terminal;
 mod watch;
 
 use std::ffi::OsString;
-use std::io::{self, Write as _};
+use std::io;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 use clap_complete::Shell;
 
@@ -51,16 +53,23 @@ fn main() -> ExitCode {
     }
 }
 
-/// As clap shows it; but a URL that was typed in the wrong place is shown without its password.
+/// What is wrong in one line, as everywhere; a URL that was typed in the wrong place without its password.
 fn usage(error: &clap::Error, words: &[OsString]) -> ExitCode {
-    let text = error.render();
-    let secret = words.iter().any(|word| redact::has_secret(&word.to_string_lossy()));
-    if error.use_stderr() && secret {
-        let _ = write!(io::stderr(), "{}", redact::redact(&text.to_string(), words));
-    } else {
+    // A question, and its answer: by `--help` to stdout, by nothing typed to stderr.
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();
+    } else {
+        say(&redact::redact(&one_line(&error.render().to_string()), words));
     }
     ExitCode::from(if error.use_stderr() { failure::code::USAGE } else { 0 })
+}
+
+/// What clap has to say, without the usage that `--help` shows.
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let told = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    let told = told.collect::<Vec<_>>().join(" ");
+    format!("{}: see --help", told.strip_prefix("error: ").unwrap_or(&told))
 }
 
 fn obey(cli: &Cli) -> ExitCode {
@@ -76,8 +85,9 @@ fn obey(cli: &Cli) -> ExitCode {
         }
     };
     let outcome = match &cli.command {
-        // It brings a runtime of its own.
+        // They bring a runtime of their own.
         Command::Tck(args) => store::settings(cli).and_then(|settings| tck::tck(&settings.url, args)),
+        Command::Bench(args) => store::settings(cli).and_then(|settings| bench::bench(&settings, args)),
         _ => runtime.block_on(perform(cli)),
     };
     // Threads of a store that hangs are not waited for.
@@ -115,7 +125,9 @@ async fn perform(cli: &Cli) -> Outcome {
         Command::Release(args) => operate::release(simba, args).await,
         Command::Schema(args) => operate::schema(simba, args).await,
         Command::Doctor(format) => operate::doctor(simba, *format).await,
-        Command::Completions { .. } | Command::Man { .. } | Command::Tck(_) => Ok(ExitCode::SUCCESS),
+        Command::Completions { .. } | Command::Man { .. } | Command::Tck(_) | Command::Bench(_) => {
+            Ok(ExitCode::SUCCESS)
+        }
     };
     if let Err(failure) = &outcome
         && failure.abandons

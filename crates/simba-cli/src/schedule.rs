@@ -17,18 +17,18 @@ use crate::supervise::{Ended, Job};
 
 /// Runs the command on its schedule until it is told to end.
 pub(crate) async fn schedule(store: &Store, args: &ScheduleArgs) -> Outcome {
-    let lease = lease_of(store, args.lease)?;
+    let lease = lease_of(store, args.service.lease)?;
     let mut signals = listen()?;
     nested::refuse(store, &args.mutex, code::NOT_ACQUIRED).await?;
     let relay = signals::relay();
     let ticks = relay.clone();
-    let command: Arc<[OsString]> = args.command.clone().into();
+    let command: Arc<[OsString]> = args.service.command.clone().into();
     let scheduler = store.simba.scheduler(args.mutex.as_str()).with_lease(lease);
     let job = scheduler.start(when(args)?, move |tenure| {
         once(Arc::clone(&command), tenure, lease, Signals::Relayed(ticks.subscribe()))
     })?;
     let job = Arc::new(job);
-    if let Some(address) = args.metrics {
+    if let Some(address) = args.service.metrics {
         let leader = Arc::clone(&job);
         health::serve(address, Arc::new(move || leader.is_leading())).await?;
     }

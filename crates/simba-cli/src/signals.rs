@@ -47,6 +47,11 @@ impl Signals {
     /// A signal that was ignored from the start stays so, for the command too: `nohup` means both.
     pub(crate) fn listen() -> io::Result<Self> {
         tokio::spawn(reap(signal(SignalKind::child())?));
+        Self::hear()
+    }
+
+    /// As [`listen`](Self::listen), for who reaps its own children.
+    pub(crate) fn hear() -> io::Result<Self> {
         let ignored = ignored();
         let open = |number: Number| {
             let raw = number.as_raw();

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::{env, fmt};
 
-use simba_mutex::{Config, Settings, Simba};
+use simba_mutex::{Config, ConnectUrl, Error, Settings, Simba};
 
 use crate::args::Cli;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 
 /// An open store, and what was settled about it.
 pub(crate) struct Store {
@@ -46,7 +46,8 @@ pub(crate) fn settings(cli: &Cli) -> Result<Settings, Failure> {
     }
     config = config.environment();
     if let Some(url) = &cli.url {
-        config = config.url(url);
+        let typed = |error: Error| Failure::new(code::USAGE, format!("--on: {error}"));
+        config = config.url(url.parse::<ConnectUrl>().map(|_| url).map_err(typed)?);
     }
     Ok(config.resolve()?)
 }

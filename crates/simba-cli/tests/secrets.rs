@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::{Finished, World};
+use common::{Finished, Running, World};
 
 const CANARY: &str = "c4n4ry";
 
@@ -63,6 +63,54 @@ fn no_url_tells_its_password() {
     }
 }
 
+/// Every command that asks a store, and ends by itself where there is none.
+const COMMANDS: [&[&str]; 13] = [
+    &["run", "m", "--ttl", "300ms", "--transition", "200ms", "--", "true"],
+    &["lead", "m", "--", "true"],
+    &["schedule", "m", "--every", "1s", "--", "true"],
+    &["status"],
+    &["status", "m", "--json"],
+    &["ls"],
+    &["watch", "m"],
+    &["release", "m", "--force", "--yes"],
+    &["schema"],
+    &["schema", "--apply"],
+    &["doctor"],
+    &["tck", "session"],
+    &["bench", "--quick"],
+];
+
+#[test]
+fn no_command_tells_a_password_at_any_verbosity() {
+    let world = World::new();
+    fs::write(world.path("secret"), CANARY).unwrap();
+    let servers =
+        ["redis", "mysql", "postgres", "zookeeper"].map(|scheme| format!("{scheme}://user@127.0.0.1:1/db"));
+    for url in &servers {
+        for args in COMMANDS {
+            for verbosity in [&[][..], &["-v"], &["-vv"]] {
+                // From a file, from the environment, and in the URL itself.
+                let mut from_file = world.bare();
+                from_file.env("SIMBA_URL", url).env("SIMBA_PASSWORD_FILE", world.path("secret"));
+                let mut from_environment = world.bare();
+                from_environment.env("SIMBA_URL", url).env("SIMBA_PASSWORD", CANARY);
+                let mut typed = world.bare();
+                typed
+                    .args(["--on", &url.replace("user@", &format!("user:{CANARY}@"))])
+                    .env("SIMBA_LOG", "trace");
+                let running = [from_file, from_environment, typed].map(|mut command| {
+                    command.args(verbosity).args(args);
+                    world.start(command)
+                });
+                for told in running.map(Running::wait) {
+                    assert_ne!(told.code(), 0, "{url} {args:?}: {told:?}");
+                    assert_silent(&told, &format!("{url} {args:?}"));
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_url_in_the_wrong_place_tells_none_either() {
     let world = World::new();
@@ -100,4 +148,42 @@ fn the_helpers_of_the_command_do_not_show_the_url() {
     let told = world.run(&["run", "m", "--", "sh", "-c", script]).expect(0);
     assert!(!told.out.contains(&world.url), "{told:?}");
     fs::remove_file(world.path("store.db")).unwrap();
+}
+
+/// The password of a server that is there, and lets us in.
+mod on_servers {
+    use rustix::process::Signal;
+
+    use super::*;
+    use crate::common::until_true;
+
+    fn assert_kept(variable: &str) {
+        let url = simba_servers::shared(variable);
+        let password = url.split_once("://").unwrap().1.split_once('@').unwrap().0.split_once(':').unwrap().1;
+        let world = World::on(&url);
+        let ends =
+            COMMANDS.iter().filter(|args| !["lead", "schedule", "watch", "tck", "bench"].contains(&args[0]));
+        for args in ends {
+            let told = world.run(&[&["-vv"], *args].concat());
+            assert!(!told.said().contains(password), "{args:?}: {told:?}");
+        }
+        for args in [&["lead", "m", "--", "touch", "led"][..], &["watch", "m"]] {
+            let mut running = world.spawn(&[&["-vv"], args].concat());
+            until_true("words", || running.err().lines().count() + running.out().lines().count() > 1);
+            running.signal(Signal::TERM);
+            running.status();
+            let said = running.out() + &running.err();
+            assert!(!said.contains(password), "{args:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn postgres_answers_and_its_password_is_told_nowhere() {
+        assert_kept("SIMBA_TCK_POSTGRES");
+    }
+
+    #[test]
+    fn mysql_answers_and_its_password_is_told_nowhere() {
+        assert_kept("SIMBA_TCK_MYSQL");
+    }
 }

@@ -116,6 +116,9 @@
 //! # }
 //! ```
 //!
+//! Whole programs are in the crate's `examples/`: `axum_leader`, `scheduler`, `fenced_table`, `without_async`,
+//! `custom_backend`.
+//!
 //! # Stores and features
 //!
 //! | URL | feature | default | crate |

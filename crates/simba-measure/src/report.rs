@@ -9,11 +9,17 @@ use crate::target::Target;
 
 /// What a figure counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
+#[non_exhaustive]
+pub enum Unit {
+    /// So many a second.
     PerSecond,
+    /// Millionths of a second.
     Micros,
+    /// Thousandths of a second.
     Millis,
+    /// Of memory.
     Bytes,
+    /// Things.
     Count,
     /// Of one core.
     Cores,
@@ -43,47 +49,59 @@ impl Unit {
 
 /// One figure, beside its floor.
 #[derive(Clone, Debug)]
-pub(crate) struct Row {
+pub struct Row {
     target: &'static str,
     measure: String,
     unit: Unit,
-    pub(crate) ours: f64,
-    pub(crate) floor: Option<f64>,
+    ours: f64,
+    floor: Option<f64>,
     goal: &'static str,
 }
 
 impl Row {
-    pub(crate) fn new(target: &dyn Target, measure: impl Into<String>, unit: Unit, ours: f64) -> Self {
+    /// A figure without a floor.
+    pub fn new(target: &dyn Target, measure: impl Into<String>, unit: Unit, ours: f64) -> Self {
         Self { target: target.name(), measure: measure.into(), unit, ours, floor: None, goal: "" }
     }
 
     /// The same, measured with nothing of ours in between.
-    pub(crate) fn floor(self, floor: f64) -> Self {
+    #[must_use]
+    pub fn floor(self, floor: f64) -> Self {
         Self { floor: Some(floor), ..self }
     }
 
     /// What the design asks for, in words: nothing here passes or fails.
-    pub(crate) fn goal(self, goal: &'static str) -> Self {
+    #[must_use]
+    pub fn goal(self, goal: &'static str) -> Self {
         Self { goal, ..self }
+    }
+
+    /// The same figure in another unit, of both sides.
+    #[must_use]
+    pub fn turned(&self, measure: &str, unit: Unit, turn: impl Fn(f64) -> f64) -> Self {
+        let floor = self.floor.map(&turn);
+        Self { measure: measure.to_owned(), unit, ours: turn(self.ours), floor, goal: "", ..self.clone() }
     }
 
     fn ratio(&self) -> Option<f64> {
         self.floor.filter(|floor| *floor != 0.0).map(|floor| self.ours / floor)
     }
 
-    fn cells(&self) -> [String; 6] {
+    /// For people: what was measured, ours, the floor, the ratio; empty where there is none.
+    #[must_use]
+    pub fn cells(&self) -> [String; 4] {
         let ratio = |ratio| if ratio < 10.0 { format!("{ratio:.2}") } else { format!("{ratio:.0}") };
         [
-            self.target.to_owned(),
             self.measure.clone(),
             self.unit.show(self.ours),
             self.floor.map_or_else(String::new, |floor| self.unit.show(floor)),
             self.ratio().map_or_else(String::new, ratio),
-            self.goal.to_owned(),
         ]
     }
 
-    fn json(&self) -> Value {
+    /// For programs: `target`, `measure`, `unit`, `ours`, `floor`, `ratio`; what there is not is null.
+    #[must_use]
+    pub fn json(&self) -> Value {
         json!({
             "target": self.target,
             "measure": self.measure,
@@ -97,21 +115,26 @@ impl Row {
 
 /// All figures of a run.
 #[derive(Debug)]
-pub(crate) struct Report {
+pub struct Report {
     effort: Effort,
     rows: Vec<Row>,
 }
 
 impl Report {
-    pub(crate) fn new(effort: Effort) -> Self {
+    /// None yet.
+    #[must_use]
+    pub fn new(effort: Effort) -> Self {
         Self { effort, rows: Vec::new() }
     }
 
-    pub(crate) fn add(&mut self, rows: Vec<Row>) {
+    /// Takes these in too.
+    pub fn add(&mut self, rows: Vec<Row>) {
         self.rows.extend(rows);
     }
 
-    pub(crate) fn json(&self) -> Value {
+    /// All of them for programs.
+    #[must_use]
+    pub fn json(&self) -> Value {
         let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
         json!({ "quick": self.effort == Effort::Quick, "rows": rows })
     }
@@ -120,11 +143,16 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = ["store", "measure", "ours", "floor", "ratio", "to reach"].map(str::to_owned);
-        let table: Vec<_> = std::iter::once(head).chain(self.rows.iter().map(Row::cells)).collect();
+        let table: Vec<_> = std::iter::once(head).chain(self.rows.iter().map(line)).collect();
         write_table(f, &table)?;
         f.write_str("\nratio: ours to the floor, both measured in turns in this run; trust it more than either figure.\n")?;
         f.write_str("bytes: growth of the resident set in whole pages, allocator included, in a process of its own.\n")
     }
+}
+
+fn line(row: &Row) -> [String; 6] {
+    let [measure, ours, floor, ratio] = row.cells();
+    [row.target.to_owned(), measure, ours, floor, ratio, row.goal.to_owned()]
 }
 
 /// Aligned columns: words to the left, the three columns of figures to the right.
@@ -149,10 +177,10 @@ fn write_table<const N: usize>(f: &mut fmt::Formatter<'_>, table: &[[String; N]]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores;
+    use crate::target::tests::Memory;
 
     fn report() -> Report {
-        let memory = stores::find("memory").unwrap();
+        let memory = &Memory;
         let mut report = Report::new(Effort::Quick);
         report.add(vec![
             Row::new(memory, "pairs", Unit::PerSecond, 90.0).floor(120.0).goal("ratio >= 0.9"),

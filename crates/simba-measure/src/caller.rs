@@ -10,7 +10,7 @@ use simba_core::{
 
 /// Takes and frees one mutex, again and again.
 #[async_trait]
-pub(crate) trait Caller: Send {
+pub trait Caller: Send {
     /// Takes and frees it `count` times, uncontended, and as fast as it can.
     async fn pairs(&mut self, count: u32) -> Result<()>;
 
@@ -22,13 +22,16 @@ pub(crate) trait Caller: Send {
 }
 
 /// Ours.
-pub(crate) struct LockerCaller {
+#[derive(Debug)]
+pub struct LockerCaller {
     locker: Locker,
     guard: Option<Guard>,
 }
 
 impl LockerCaller {
-    pub(crate) fn new(locker: Locker) -> Self {
+    /// A caller that locks and releases.
+    #[must_use]
+    pub fn new(locker: Locker) -> Self {
         Self { locker, guard: None }
     }
 }
@@ -56,14 +59,16 @@ impl Caller for LockerCaller {
 }
 
 /// The backend's session without the engine: no task, no timer, no deadline.
-pub(crate) struct SessionCaller {
+#[expect(missing_debug_implementations, reason = "a session shows nothing of itself")]
+pub struct SessionCaller {
     backend: Arc<dyn Backend>,
     claim: Claim,
     held: Option<(Box<dyn Session>, Option<FencingToken>)>,
 }
 
 impl SessionCaller {
-    pub(crate) fn new(backend: Arc<dyn Backend>, mutex: MutexName) -> Self {
+    /// A caller of the backend's own verbs.
+    pub fn new(backend: Arc<dyn Backend>, mutex: MutexName) -> Self {
         let claim = Claim::new(mutex, ContenderId::generate(), Lease::default());
         Self { backend, claim, held: None }
     }
@@ -74,7 +79,15 @@ impl Caller for SessionCaller {
     async fn pairs(&mut self, count: u32) -> Result<()> {
         for _ in 0..count {
             let mut session = self.backend.open(self.claim.clone()).await?;
-            match session.contend(Prior::Nothing).await? {
+            let mut prior = Prior::Nothing;
+            let answer = loop {
+                match session.contend(prior).await {
+                    // A store that was busy for a moment: the engine would ask again too.
+                    Err(error) if error.is_transient() && prior == Prior::Nothing => prior = Prior::Unknown,
+                    answer => break answer?,
+                }
+            };
+            match answer {
                 Answer::Ours(ours) => session.release(holding(ours.token)).await?,
                 other => bail!("an uncontended mutex was refused: {other:?}"),
             }

@@ -16,17 +16,26 @@ use crate::target::Target;
 /// How long all waiters together may take to queue up.
 const QUEUE_UP: Duration = Duration::from_secs(30);
 
-/// Hand-over with one waiter and with a thousand; the floor is a raw wake-up of one waiter.
-pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
+/// Hand-over with one waiter and with many; the floor is a raw wake-up of one waiter.
+///
+/// # Errors
+///
+/// What the store says.
+pub async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
     let (rounds, samples) = effort.pick((2, 200), (5, 1_000));
+    let crowd = target.waiters();
     let backend = target.connect().await?;
-    let simba = Simba::builder(Arc::clone(&backend)).build();
-    let course =
-        Course { backend: Arc::clone(&backend), hold: target.requeue(), samples: target.samples(samples) };
+    let simba = target.handle(&backend);
+    let course = Course {
+        backend: Arc::clone(&backend),
+        simba: simba.clone(),
+        hold: target.requeue(),
+        samples: target.samples(samples),
+    };
     let [mut floor, mut one, mut many] = [const { Vec::new() }; 3];
     // In turns, so that a busy moment of the machine hits all.
     for round in 0..rounds {
-        let mutex = |kind: &str| MutexName::new(format!("bench:{kind}:{}:{round}", std::process::id()));
+        let mutex = |kind: &str| target.mutex(kind, round);
         if target.raw_waits() {
             let raw = mutex("raw")?;
             let pair =
@@ -34,7 +43,7 @@ pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<R
             // They wait by their own means, which the backend does not see.
             floor.extend(course.run(&raw, pair, 0).await?);
         }
-        for (mutex, waiters, taken) in [(mutex("one")?, 1, &mut one), (mutex("many")?, 1_000, &mut many)] {
+        for (mutex, waiters, taken) in [(mutex("one")?, 1, &mut one), (mutex("many")?, crowd, &mut many)] {
             taken.extend(course.run(&mutex, ours(&simba, &mutex, waiters), waiters + 1).await?);
         }
     }
@@ -44,7 +53,7 @@ pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<R
     }
     let micros = |all: &[Duration], percent| percentile(all, percent).as_secs_f64() * 1e6;
     let mut rows = Vec::new();
-    for (waiters, all) in [("1 waiter", &one), ("1000 waiters", &many)] {
+    for (waiters, all) in [("1 waiter".to_owned(), &one), (format!("{crowd} waiters"), &many)] {
         for percent in [50, 99] {
             let name = format!("hand-over p{percent}, {waiters}");
             let row = Row::new(target, name, Unit::Micros, micros(all, percent));
@@ -52,8 +61,10 @@ pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<R
             rows.push(if has_floor { row.floor(micros(&floor, percent)) } else { row });
         }
     }
-    let crowd = Row::new(target, "hand-over p50, 1000 waiters to 1", Unit::Micros, micros(&many, 50));
-    rows.push(crowd.floor(micros(&one, 50)).goal("ratio <= 2"));
+    let name = format!("hand-over p50, {crowd} waiters to 1");
+    rows.push(
+        Row::new(target, name, Unit::Micros, micros(&many, 50)).floor(micros(&one, 50)).goal("ratio <= 2"),
+    );
     Ok(rows)
 }
 
@@ -65,6 +76,7 @@ fn ours(simba: &Simba, mutex: &MutexName, waiters: usize) -> Vec<Box<dyn Caller>
 /// A mutex goes round: one caller holds it, all others wait.
 struct Course {
     backend: Arc<dyn Backend>,
+    simba: Simba,
     /// How long each holds it.
     hold: Duration,
     samples: usize,
@@ -86,8 +98,7 @@ impl Course {
         waiters: usize,
     ) -> Result<Vec<Duration>> {
         let Self { hold, samples, .. } = *self;
-        let start = Simba::builder(Arc::clone(&self.backend)).build();
-        let blocked = start.locker(mutex.clone()).lock().await?;
+        let blocked = self.simba.locker(mutex.clone()).lock().await?;
         let lap = Arc::new(Mutex::new(Lap::default()));
         let mut runners = JoinSet::new();
         for mut caller in callers {

@@ -1,10 +1,9 @@
 //! Uncontended lock and release, as many as go.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use simba_core::{Clock, MutexName, Simba, SystemClock};
+use simba_core::{Clock, SystemClock};
 
 use crate::Effort;
 use crate::caller::{Caller, LockerCaller};
@@ -15,18 +14,22 @@ use crate::target::Target;
 /// How many pairs a caller makes between two looks at the clock.
 const BATCH: u32 = 16;
 
-/// Pairs a second of one task and of 64 tasks, each on a mutex of its own.
-pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
+/// Pairs a second of one task and of many, each on a mutex of its own.
+///
+/// # Errors
+///
+/// What the store says.
+pub async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
     let backend = target.connect().await?;
-    let simba = Simba::builder(Arc::clone(&backend)).build();
+    let simba = target.handle(&backend);
     let (rounds, length) = effort.pick((5, Duration::from_millis(200)), (15, Duration::from_millis(500)));
     let mut rows = Vec::new();
-    for (tasks, name) in [(1, "1 task"), (64, "64 tasks")] {
+    for (tasks, name) in [(1, "1 task".to_owned()), (target.tasks(), format!("{} tasks", target.tasks()))] {
         let (mut raw, mut ours) = (Vec::new(), Vec::new());
         for n in 0..tasks {
-            let mutex = |kind: &str| MutexName::new(format!("bench:{kind}:{}:{n}", std::process::id()));
-            raw.push(target.raw(&backend, mutex("raw")?).await?);
-            ours.push(Box::new(LockerCaller::new(simba.locker(mutex("ours")?))) as Box<dyn Caller>);
+            raw.push(target.raw(&backend, target.mutex("raw", n)?).await?);
+            let locker = simba.locker(target.mutex("ours", n)?);
+            ours.push(Box::new(LockerCaller::new(locker)) as Box<dyn Caller>);
         }
         let (mut floor, mut rates) = (Vec::new(), Vec::new());
         // In turns, so that a busy moment of the machine hits both; the first round warms up.
@@ -42,12 +45,7 @@ pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<R
         let row = Row::new(target, format!("pairs, {name}"), Unit::PerSecond, median(&mut rates));
         rows.push(row.floor(median(&mut floor)).goal("ratio >= 0.9 on a server"));
     }
-    let micros = Row::new(target, "one pair, 1 task", Unit::Micros, 1e6 / rows[0].ours);
-    let micros = match rows[0].floor {
-        Some(floor) => micros.floor(1e6 / floor),
-        None => micros,
-    };
-    rows.insert(1, micros);
+    rows.insert(1, rows[0].turned("one pair, 1 task", Unit::Micros, |rate| 1e6 / rate));
     simba.shutdown().await;
     Ok(rows)
 }

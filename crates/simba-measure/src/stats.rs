@@ -5,7 +5,8 @@
 /// # Panics
 ///
 /// If there is none at all.
-pub(crate) fn median(values: &mut [f64]) -> f64 {
+#[must_use]
+pub fn median(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() % 2 {
@@ -19,7 +20,8 @@ pub(crate) fn median(values: &mut [f64]) -> f64 {
 /// # Panics
 ///
 /// If there is none at all.
-pub(crate) fn percentile<T: Copy>(sorted: &[T], percent: usize) -> T {
+#[must_use]
+pub fn percentile<T: Copy>(sorted: &[T], percent: usize) -> T {
     sorted[(sorted.len() * percent).div_ceil(100).saturating_sub(1)]
 }
 

@@ -1,0 +1,30 @@
+//! How far it is, for somebody who looks at a terminal.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+/// One line that is written anew. Nothing where nobody looks.
+pub(crate) struct Progress {
+    on: bool,
+    steps: usize,
+}
+
+impl Progress {
+    pub(crate) fn new(steps: usize) -> Self {
+        Self { on: io::stderr().is_terminal(), steps }
+    }
+
+    /// What is measured now.
+    pub(crate) fn tell(&self, step: usize, what: &str) {
+        if self.on {
+            let _ = write!(io::stderr(), "\r\x1b[K{step}/{} measuring {what} …", self.steps);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.on {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
