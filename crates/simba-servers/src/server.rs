@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::disk::SmallDisk;
 use crate::kinds::Place;
 use crate::record::Record;
 use crate::setup::Setup;
@@ -53,6 +54,16 @@ impl Server {
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.place.dir
+    }
+
+    /// The disk that it has for itself.
+    ///
+    /// # Panics
+    ///
+    /// If its set-up asks for [none](Setup::with_disk_of).
+    #[must_use]
+    pub fn disk(&self) -> &SmallDisk {
+        self.place.disk.as_ref().expect("the server has a disk of its own")
     }
 
     /// Its process.
@@ -189,7 +200,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.end(Signal::KILL);
-        let _ = fs::remove_dir_all(&self.place.dir);
+        self.place.clear();
     }
 }
 
