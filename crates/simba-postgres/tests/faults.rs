@@ -533,21 +533,6 @@ async fn row_45_jumps_of_the_client_s_wall_clock_cost_no_leader() {
     stays(&[tenure], Duration::from_secs(1) * rounds()).await;
 }
 
-/// A token that cannot grow any more is an error that says so, and no token that goes back.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_token_at_its_end_is_told() {
-    let store = Store::shared();
-    let (backend, mutex, admin) = (store.backend().await, name("end"), store.admin().await);
-    let mut session = open(&backend, &mutex).await;
-    let token = take(&mut *session).await;
-    session.release(Holding::Under(token)).await.unwrap();
-    let end = "UPDATE simba_mutex SET token = 9223372036854775807 WHERE mutex = $1";
-    admin.execute(end, &[&mutex.as_str()]).await.unwrap();
-    let error = session.contend(Prior::Nothing).await.unwrap_err();
-    assert_eq!(error.kind(), simba_core::ErrorKind::Config, "{error}");
-    assert!(error.to_string().contains("at its end"), "{error}");
-}
-
 /// The pooler in front of the shared server.
 fn pooled() -> Store {
     Store::at(&simba_servers::shared("SIMBA_TCK_PGBOUNCER"))
