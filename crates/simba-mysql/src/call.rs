@@ -3,6 +3,7 @@
 //! Every write that speaks of our own hold names the version that it is about, so it does nothing if it comes
 //! late or twice.
 
+use std::ops::RangeInclusive;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -117,18 +118,21 @@ impl Call<'_> {
     /// The write that needs no look before it, if there is one: about the hold that we remember, a first try,
     /// and a try at the version at which the mutex was just seen free.
     async fn at_once(&mut self, prior: Prior, offer: Option<u64>) -> Result<Option<Answer>, Fault> {
-        let (token, seen, cautious) = {
+        let (token, seen, doubtful, cautious) = {
             let mut standing = self.party.standing();
             if prior == Prior::Nothing {
                 standing.forget();
             }
-            (standing.token(), standing.seen(), standing.cautious)
+            (standing.token(), standing.seen(), standing.doubtful(), standing.cautious)
         };
         match (prior, seen) {
             (Prior::Nothing, _) if *self.doubt || (cautious && offer.is_none()) => Ok(None),
             (Prior::Nothing, _) => self.take(offer).await,
             (Prior::Lapsed(lapsed), Some(seen)) if token == Some(lapsed) => self.retake(seen).await,
-            (_, Some(seen)) => self.renew(seen, true).await,
+            (_, Some(seen)) => match doubtful {
+                Some(versions) => self.renew_among(versions).await,
+                None => self.renew(seen, true).await,
+            },
             (_, None) => Ok(None),
         }
     }
@@ -209,6 +213,27 @@ impl Call<'_> {
         match written?.rows {
             0 => Ok(None),
             _ => self.party.ours(self.party.whole_lease()).map(Some),
+        }
+    }
+
+    /// Renews the remembered hold at whichever version our unanswered writes left it: on a slow network there is no
+    /// time to ask first.
+    async fn renew_among(&mut self, versions: RangeInclusive<u64>) -> Result<Option<Answer>, Fault> {
+        let party = self.party;
+        party.standing().sent();
+        let mut values = vec![party.ttl_ms().into(), party.total_ms().into(), party.mutex(), party.id()];
+        values.extend([Value::from(*versions.start()), Value::from(*versions.end())]);
+        let written = self.link.write(self.limit(), &self.site.statements.renew_among, values).await;
+        let mut standing = party.standing();
+        match &written {
+            Ok(Written { rows: 1.., number: Some(version), .. }) => standing.renewed(*version),
+            Err(fault) if fault.leaves_doubt() => {}
+            _ => standing.missed(),
+        }
+        drop(standing);
+        match written?.rows {
+            0 => Ok(None),
+            _ => party.ours(party.whole_lease()).map(Some),
         }
     }
 

@@ -163,7 +163,7 @@ fn meaning(code: u16, table: &TableName) -> (ErrorKind, String) {
                 .to_owned(),
         ),
         1021 | 1114 | 1026 | 1030 | 3675 => {
-            (ErrorKind::Config, "the server has no room left to write: free its disk".to_owned())
+            (ErrorKind::Unavailable, "the server has no room left to write: make room on its disk".to_owned())
         }
         1040 | 1203 | 1226 => {
             (ErrorKind::Unavailable, "the server has no connection left for us: raise max_connections".to_owned())
@@ -200,6 +200,7 @@ mod tests {
             (1290, ErrorKind::Config, "primary"),
             (1264, ErrorKind::Config, "BIGINT UNSIGNED"),
             (1040, ErrorKind::Unavailable, "max_connections"),
+            (1114, ErrorKind::Unavailable, "make room"),
         ];
         for (code, kind, cure) in cures {
             let error = of(code).into_error();

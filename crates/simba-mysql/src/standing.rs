@@ -1,6 +1,8 @@
 //! What a session knows of its own hold. The table knows ids only: which tenure a row is in, and whether a
 //! write of ours that nobody answered was carried out, follows from the version.
 
+use std::ops::RangeInclusive;
+
 use simba_core::FencingToken;
 
 /// A session's memory between its calls.
@@ -38,6 +40,12 @@ impl Standing {
     /// The version to renew by together with others: only if nothing is in doubt.
     pub(crate) fn seen_for_sure(&self) -> Option<u64> {
         self.hold.filter(|hold| hold.unanswered == 0 && !self.suspect).map(|hold| hold.seen)
+    }
+
+    /// The versions that the remembered hold and our own writes since account for, if any of those is in doubt.
+    pub(crate) fn doubtful(&self) -> Option<RangeInclusive<u64>> {
+        let hold = self.hold.filter(|hold| hold.unanswered > 0)?;
+        Some(hold.seen..=hold.seen.saturating_add(hold.unanswered))
     }
 
     /// Whether the remembered hold and our own writes since account for this version.
@@ -103,10 +111,12 @@ mod tests {
     #[test]
     fn only_our_own_unanswered_writes_explain_a_greater_version() {
         let mut standing = held(7);
+        assert_eq!(standing.doubtful(), None);
         assert!(standing.explains(7) && !standing.explains(8) && !standing.explains(6));
         standing.sent();
         standing.sent();
         assert!(standing.explains(8) && standing.explains(9) && !standing.explains(10));
+        assert_eq!(standing.doubtful(), Some(7..=9));
         standing.missed();
         assert!(!standing.explains(9), "a write that did nothing explains nothing");
         assert_eq!(standing.seen_for_sure(), None);

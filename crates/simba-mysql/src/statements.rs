@@ -53,6 +53,8 @@ pub(crate) struct Statements {
     pub(crate) take: String,
     pub(crate) take_at: String,
     pub(crate) renew: String,
+    /// The same where writes of ours were not answered: at any version that they explain.
+    pub(crate) renew_among: String,
     pub(crate) retake: String,
     pub(crate) release: String,
     pub(crate) evict: String,
@@ -86,6 +88,11 @@ impl Statements {
             take,
             // The version after it is known, so the reply has room for the server's time.
             renew: format!("UPDATE {table} SET ttl_at = LAST_INSERT_ID({NOW}) + ?, {extend} {ours}"),
+            renew_among: format!(
+                "UPDATE {table} SET ttl_at = {NOW} + ?, transition_at = {NOW} + ?, \
+                 version = LAST_INSERT_ID(version + 1) WHERE mutex = ? AND owner_id = ? \
+                 AND transition_at > {NOW} AND version BETWEEN ? AND ?"
+            ),
             retake: format!(
                 "UPDATE {table} SET acquired_at = LAST_INSERT_ID({NOW}), ttl_at = {NOW} + ?, {extend} {ours}"
             ),
@@ -229,12 +236,14 @@ mod tests {
             &statements.take,
             &statements.take_at,
             &statements.renew,
+            &statements.renew_among,
             &statements.retake,
             &statements.release,
         ] {
             assert!(text.contains("version + 1"), "{text}");
         }
         assert!(!statements.renew.contains("acquired_at"), "a renewal keeps the beginning of the tenure");
+        assert!(!statements.renew_among.contains("acquired_at"));
         assert!(!statements.renew_many(2).0.contains("acquired_at"));
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
-use simba_core::{Backend, Error, ErrorKind, Simba};
+use simba_core::{Backend, Error, ErrorKind, Lease, Simba};
 use simba_mysql::{MySqlBackend, MySqlConfig};
 use simba_servers::Setup;
 
@@ -20,6 +20,7 @@ fn assert_told(error: &Error, kind: ErrorKind, cure: &str) {
     assert_eq!(error.kind(), kind, "{error}");
     assert!(error.to_string().contains(cure), "{error}");
     assert_eq!(error.backend(), Some("mysql"), "{error}");
+    assert!(!format!("{error} {error:?}").contains(common::PASSWORD), "a secret is shown: {error:?}");
 }
 
 /// The error of the first lock.
@@ -169,6 +170,43 @@ async fn a_read_only_server_is_told() {
     let simba = Simba::builder(Arc::new(connect(&url).await.unwrap())).build();
     admin.query_drop("SET GLOBAL read_only = 0").await.unwrap();
     simba.locker(common::name("bad")).lock().await.unwrap().release().await.unwrap();
+}
+
+/// A full disk takes no new mutex, and says so. What is held stays held and is renewed in its place; once there is
+/// room, everything goes on by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_told_and_costs_nothing_that_was_there() {
+    let server = common::private(Setup::mariadb().with_disk_of(192)).await;
+    let url = common::least_url(server.address());
+    let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(2)).unwrap();
+    let simba = Simba::builder(Arc::new(connect(&url).await.unwrap())).lease(lease).build();
+    let other = Simba::builder(Arc::new(connect(&url).await.unwrap())).lease(lease).build();
+    let name = common::name("held");
+    let held = simba.locker(name.clone()).lock().await.unwrap();
+    server.disk().fill().unwrap();
+    let error = first_refusal(&other).await;
+    assert_told(&error, ErrorKind::Unavailable, "no room left to write: make room");
+    let (token, deadline) = (held.token(), held.deadline());
+    common::until("what is held is renewed", || held.deadline() > deadline).await;
+    assert!(other.locker(name.clone()).try_lock().await.unwrap().is_none(), "for others, too");
+
+    server.disk().make_room().unwrap();
+    let new = other.locker(common::name("new")).lock().await.expect("it goes on by itself");
+    new.release().await.unwrap();
+    assert!(held.is_held(), "nothing is lost");
+    held.release().await.unwrap();
+    assert!(other.locker(name).lock().await.unwrap().token() > token);
+}
+
+/// Takes one new mutex after the other, for which the table's file has some room of its own, until that is refused.
+async fn first_refusal(simba: &Simba) -> Error {
+    for _ in 0..20_000 {
+        match simba.locker(common::name("new")).try_lock().await {
+            Ok(guard) => guard.expect("nobody else wants it").release().await.unwrap(),
+            Err(error) => return error,
+        }
+    }
+    panic!("a full disk is an error");
 }
 
 #[tokio::test(flavor = "multi_thread")]

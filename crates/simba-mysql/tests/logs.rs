@@ -32,6 +32,20 @@ impl Write for Log {
     }
 }
 
+/// What the driver and its parts write by the `log` crate.
+impl log::Log for Log {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let line = format!("{} {} {}\n", record.level(), record.target(), record.args());
+        self.0.lock().unwrap().extend(line.as_bytes());
+    }
+
+    fn flush(&self) {}
+}
+
 impl Log {
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
@@ -48,6 +62,8 @@ fn log() -> Log {
             .with_ansi(false)
             .with_writer(move || writer.clone())
             .init();
+        log::set_boxed_logger(Box::new(log.clone())).unwrap();
+        log::set_max_level(log::LevelFilter::Trace);
         log
     };
     LOG.get_or_init(install).clone()
@@ -118,7 +134,9 @@ async fn row_64_no_secret_is_shown() {
     for text in texts.iter().chain([&log.text()]) {
         assert!(!text.contains(CANARY), "a secret is shown: {text}");
     }
-    assert!(log.text().contains("connected"), "the log has been listening");
+    assert!(log.text().contains("connected"), "what we write is heard");
+    log::trace!("by the other way");
+    assert!(log.text().contains("by the other way"), "what the driver writes is heard");
 }
 
 /// Row 43: a step of the server's clock is told within a ttl.

@@ -17,6 +17,7 @@
 
 mod certificates;
 mod debian;
+mod disk;
 mod ensemble;
 mod kinds;
 mod logins;
@@ -27,6 +28,7 @@ mod shared;
 
 pub use certificates::Certificates;
 pub use debian::install_tools;
+pub use disk::SmallDisk;
 pub use ensemble::{Ensemble, EnsemblePlan};
 pub use record::Record;
 pub use server::Server;

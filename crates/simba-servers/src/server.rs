@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::disk::SmallDisk;
 use crate::kinds::Place;
 use crate::record::Record;
 use crate::setup::Setup;
@@ -53,6 +54,16 @@ impl Server {
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.place.dir
+    }
+
+    /// The disk that it has for itself.
+    ///
+    /// # Panics
+    ///
+    /// If its set-up asks for [none](Setup::with_disk_of).
+    #[must_use]
+    pub fn disk(&self) -> &SmallDisk {
+        self.place.disk.as_ref().expect("the server has a disk of its own")
     }
 
     /// Its process.
@@ -170,6 +181,17 @@ impl Server {
             ensure!(self.ends()?, "{} survives being killed", self.setup.kind.name);
         }
         self.child = None;
+        self.wait_for_its_children()
+    }
+
+    /// Those of PostgreSQL have process groups of their own and end a little later than it; until then it cannot be
+    /// started again.
+    fn wait_for_its_children(&self) -> Result<()> {
+        let begun = Instant::now();
+        while somebody_works_in(&self.place.dir) {
+            ensure!(begun.elapsed() < END, "processes of {} survive it", self.setup.kind.name);
+            thread::sleep(Duration::from_millis(5));
+        }
         Ok(())
     }
 
@@ -189,7 +211,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.end(Signal::KILL);
-        let _ = fs::remove_dir_all(&self.place.dir);
+        self.place.clear();
     }
 }
 
@@ -200,6 +222,15 @@ impl std::fmt::Debug for Server {
             .field("address", &self.address())
             .finish_non_exhaustive()
     }
+}
+
+/// Whether the working directory of any process is in this one.
+fn somebody_works_in(dir: &Path) -> bool {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let works_there = |process: fs::DirEntry| {
+        fs::read_link(process.path().join("cwd")).is_ok_and(|place| place.starts_with(dir))
+    };
+    processes.into_iter().any(works_there)
 }
 
 fn tail(log: &Path) -> String {

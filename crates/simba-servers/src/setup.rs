@@ -5,12 +5,14 @@ use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 
 use crate::certificates::Certificates;
 use crate::debian;
+use crate::disk::SmallDisk;
 use crate::kinds::{self, Kind, Place};
 use crate::logins::Login;
 use crate::server::Server;
@@ -26,6 +28,7 @@ pub struct Setup {
     tls: Option<Certificates>,
     upstream: Option<SocketAddr>,
     settings: Vec<String>,
+    disk: Option<u32>,
 }
 
 impl Setup {
@@ -85,6 +88,7 @@ impl Setup {
             tls: None,
             upstream: None,
             settings: Vec::new(),
+            disk: None,
         }
     }
 
@@ -116,6 +120,11 @@ impl Setup {
         Self { tls: Some(certificates.clone()), ..self }
     }
 
+    /// Puts all that it has on a [disk](Server::disk) of so many mebibytes, which a test can fill.
+    pub fn with_disk_of(self, mebibytes: u32) -> Self {
+        Self { disk: Some(mebibytes), ..self }
+    }
+
     /// Installs what is missing, makes the data, starts the server and waits until it serves.
     ///
     /// # Errors
@@ -140,8 +149,9 @@ impl Setup {
     /// Makes a directory and the data in it.
     fn settle(&self) -> Result<Place> {
         let address = free_address()?;
-        let place = Place {
+        let mut place = Place {
             dir: directory(self.kind.name)?,
+            disk: None,
             address,
             tls: self.tls.is_some(),
             zone: self.zone.clone(),
@@ -149,15 +159,18 @@ impl Setup {
             settings: self.settings.clone(),
             login: self.kind.user.map_or(Ok(None), Login::if_root)?,
         };
-        let furnished = self.furnish(&place);
+        let furnished = self.furnish(&mut place);
         if furnished.is_err() {
-            let _ = fs::remove_dir_all(&place.dir);
+            place.clear();
         }
         furnished.with_context(|| format!("{} has no data", self.kind.name))?;
         Ok(place)
     }
 
-    fn furnish(&self, place: &Place) -> Result<()> {
+    fn furnish(&self, place: &mut Place) -> Result<()> {
+        if let Some(mebibytes) = self.disk {
+            place.disk = Some(Arc::new(SmallDisk::mount(&place.dir, mebibytes)?));
+        }
         if let Some(certificates) = &self.tls {
             for file in ["ca.pem", "server.pem", "server.key"] {
                 fs::copy(certificates.path(file), place.path(file))

@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Params};
 use simba_core::backend::{Answer, Holding, Intent, Ownership, Prior};
 use simba_core::operate::{EvictIf, Eviction, MutexRecord};
-use simba_core::{Claim, ContenderId, Error, FencingToken, MutexName};
+use simba_core::{Claim, ContenderId, Error, ErrorKind, FencingToken, MutexName};
 
+use crate::error::NAME;
 use crate::machine::BootClock;
 use crate::schema::SCHEMA;
 use crate::statements as sql;
@@ -206,7 +207,8 @@ impl Tables<'_> {
     fn acquire(&self, session: SessionId, claim: &Claim, token: i64) -> Result<i64> {
         let since = self.wall.duration_since(UNIX_EPOCH).unwrap_or_default();
         // Time as a floor: a token still grows when a power cut has lost the last commits.
-        let token = (token + 1).max(micros(since));
+        let next = token.checked_add(1).ok_or_else(|| Fault::Row(at_its_end()))?;
+        let token = next.max(micros(since));
         let (ttl_at, until) = self.ends(claim);
         let since = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
         let (mutex, owner, boot) = (claim.mutex.as_str(), claim.contender.as_str(), self.boot.boot());
@@ -382,4 +384,11 @@ fn to_token(column: i64) -> FencingToken {
 /// A token that no column can hold is none of ours.
 fn to_column(token: FencingToken) -> i64 {
     i64::try_from(token.get()).unwrap_or(-1)
+}
+
+/// A token is never set back by us.
+fn at_its_end() -> Error {
+    let message =
+        "the token of this mutex is at the end of its column: set it back by hand, or choose another name";
+    Error::new(ErrorKind::Config, message).with_backend(NAME)
 }

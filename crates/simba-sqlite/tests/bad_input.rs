@@ -1,7 +1,7 @@
 //! Files that are not ours, places where none can be, disks that are full: a typed error that names the cause
 //! and the cure, and nothing touched.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
@@ -14,6 +14,7 @@ use std::process::Command;
 use common::Sqlite;
 use rusqlite::Connection;
 use simba_core::{Error, ErrorKind};
+use simba_servers::SmallDisk;
 use simba_sqlite::{SqliteBackend, SqliteConfig};
 use tempfile::TempDir;
 
@@ -207,22 +208,18 @@ async fn a_link_leads_to_the_same_mutexes_and_a_second_name_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
-/// Something mounted, and unmounted in the end.
-struct Mount(PathBuf);
+/// A file that is mounted, and unmounted in the end.
+struct Bind(PathBuf);
 
-impl Mount {
-    /// None if this user may not.
-    fn new(arguments: &[&str], at: &Path) -> Option<Self> {
-        let mounted = Command::new("mount").args(arguments).arg(at).status();
-        let may = mounted.is_ok_and(|status| status.success());
-        if !may {
-            println!("skipped: this user may not mount");
-        }
-        may.then(|| Self(at.to_owned()))
+impl Bind {
+    fn new(from: &Path, at: &Path) -> Self {
+        let mounted = Command::new("mount").arg("--bind").args([from, at]).status().unwrap();
+        assert!(mounted.success(), "cannot mount: run this as root, where mounting is allowed");
+        Self(at.to_owned())
     }
 }
 
-impl Drop for Mount {
+impl Drop for Bind {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
@@ -234,7 +231,7 @@ async fn a_file_that_is_mounted_without_its_folder_is_refused() {
     drop(store.simba().await);
     let target = folder.path().join("simba.db");
     fs::write(&target, "").unwrap();
-    let Some(_mount) = Mount::new(&["--bind", store.path().to_str().unwrap()], &target) else { return };
+    let _bind = Bind::new(store.path(), &target);
     let error = refusal(&target).await;
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.to_string().contains("mount its folder"), "{error}");
@@ -243,8 +240,7 @@ async fn a_file_that_is_mounted_without_its_folder_is_refused() {
 #[tokio::test]
 async fn a_disk_that_cannot_be_written_is_denied() {
     let folder = TempDir::new().unwrap();
-    let tmpfs = ["-t", "tmpfs", "-o", "size=1m", "tmpfs"];
-    let Some(_mount) = Mount::new(&tmpfs, folder.path()) else { return };
+    let _disk = SmallDisk::mount(folder.path(), 1).unwrap();
     let store = Sqlite::at(folder.path().join("simba.db"));
     let simba = store.simba().await;
     simba.shutdown().await;
@@ -260,23 +256,11 @@ async fn a_disk_that_cannot_be_written_is_denied() {
 #[tokio::test]
 async fn a_full_disk_is_told_and_costs_nothing_that_was_there() {
     let folder = TempDir::new().unwrap();
-    let tmpfs = ["-t", "tmpfs", "-o", "size=1m", "tmpfs"];
-    let Some(_mount) = Mount::new(&tmpfs, folder.path()) else { return };
+    let disk = SmallDisk::mount(folder.path(), 1).unwrap();
     let store = Sqlite::at(folder.path().join("simba.db"));
     let (simba, other) = (store.simba().await, store.simba().await);
     let held = simba.locker("held").lock().await.unwrap();
-    let filler = folder.path().join("filler");
-    let mut room = 1 << 20;
-    while room > 0 {
-        // What does not fit at once may fit in part.
-        let size = fs::metadata(&filler).map_or(0, |found| found.len());
-        let file = fs::OpenOptions::new().create(true).append(true).open(&filler).unwrap();
-        if std::io::Write::write_all(&mut &file, &vec![0; room]).is_err()
-            && file.metadata().unwrap().len() == size
-        {
-            room /= 2;
-        }
-    }
+    disk.fill().unwrap();
     let mut error = None;
     let mut guards = Vec::new();
     for number in 0..2_000 {
@@ -296,7 +280,7 @@ async fn a_full_disk_is_told_and_costs_nothing_that_was_there() {
     assert!(held.is_held(), "what is held is held");
     assert!(other.locker("held").try_lock().await.map_or(true, |guard| guard.is_none()), "for others, too");
 
-    fs::remove_file(&filler).unwrap();
+    disk.make_room().unwrap();
     assert!(other.locker("held").try_lock().await.unwrap().is_none(), "nothing is lost");
     let after = simba.locker("after").lock().await.expect("it goes on by itself");
     after.release().await.unwrap();

@@ -183,6 +183,25 @@ async fn a_token_grows_past_commits_that_were_lost() {
     assert!(after > before, "{after} after {before}");
 }
 
+/// Row 44: a token goes past the ends that a version has elsewhere; at the end of its own column it is an error.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_44_a_token_at_its_end_is_told_and_never_wraps() {
+    let store = Sqlite::new();
+    let simba = store.simba().await;
+    for end in [(1 << 31) - 2, (1_i64 << 32) - 2, i64::MAX] {
+        simba.locker("orders").lock().await.unwrap().release().await.unwrap();
+        store.raw().execute("UPDATE simba_mutex SET token = ?1", [end]).unwrap();
+        let taken = simba.locker("orders").try_lock().await;
+        if end < i64::MAX {
+            assert!(taken.unwrap().unwrap().token().get() > end as u64, "tokens grow");
+            continue;
+        }
+        let error = taken.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("at the end of its column"), "{error}");
+    }
+}
+
 /// Two files under one name would have two owners: whoever has the old one open is told.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_is_taken_away_is_an_error_and_no_answer() {

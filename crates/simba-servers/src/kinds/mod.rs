@@ -13,11 +13,13 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
 use crate::debian;
+use crate::disk::SmallDisk;
 use crate::logins::Login;
 
 /// How to get, start and probe one kind of server.
@@ -42,6 +44,8 @@ pub(crate) struct Kind {
 pub(crate) struct Place {
     /// A directory that nobody else has.
     pub(crate) dir: PathBuf,
+    /// What is mounted there, if that is to be a disk of its own.
+    pub(crate) disk: Option<Arc<SmallDisk>>,
     pub(crate) address: SocketAddr,
     /// Certificates of its own, if it is to speak TLS.
     pub(crate) tls: bool,
@@ -78,6 +82,12 @@ impl Place {
             login.run(&mut command);
         }
         Ok(command)
+    }
+
+    /// Removes all that is there.
+    pub(crate) fn clear(&mut self) {
+        self.disk = None;
+        let _ = fs::remove_dir_all(&self.dir);
     }
 
     /// Writes a file that the server can read.

@@ -78,7 +78,8 @@ mod tests {
         });
         let dir = std::env::temp_dir();
         let settings = Vec::new();
-        let place = Place { dir, address, tls: false, zone: None, upstream: None, settings, login: None };
+        let place =
+            Place { dir, disk: None, address, tls: false, zone: None, upstream: None, settings, login: None };
         let outcome = probe(&place);
         server.join().unwrap();
         outcome

@@ -1,0 +1,99 @@
+//! A disk that is small enough to fill up.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+/// The first piece that is tried, and the last: what does not fit at once may fit in part.
+const LARGEST: usize = 1 << 20;
+const FILLER: &str = "filler";
+
+/// A file system in memory of a few mebibytes, unmounted when this is dropped.
+#[derive(Debug)]
+pub struct SmallDisk {
+    at: PathBuf,
+}
+
+impl SmallDisk {
+    /// Mounts one on this directory.
+    ///
+    /// # Errors
+    ///
+    /// This user may not; the error says who may.
+    pub fn mount(at: &Path, mebibytes: u32) -> Result<Self> {
+        let size = format!("size={mebibytes}m,mode=0755");
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at);
+        let output = command.output().context("cannot start `mount`")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "cannot mount a small disk on {}: run this as root, where mounting is allowed\n{said}",
+            at.display()
+        );
+        Ok(Self { at: at.to_owned() })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.at
+    }
+
+    /// Writes until nothing more fits.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written to at all.
+    pub fn fill(&self) -> io::Result<()> {
+        let mut filler = File::options().create(true).append(true).open(self.at.join(FILLER))?;
+        let mut piece = LARGEST;
+        while piece > 0 {
+            match filler.write_all(&vec![0; piece]) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => piece /= 2,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes away what [`fill`](Self::fill) wrote.
+    ///
+    /// # Errors
+    ///
+    /// It was not filled.
+    pub fn make_room(&self) -> io::Result<()> {
+        fs::remove_file(self.at.join(FILLER))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Whoever still has a file open there keeps it to himself.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.at).status();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_disk_fills_up_has_room_again_and_goes() {
+        let at = std::env::temp_dir().join(format!("simba-servers-disk-{}", std::process::id()));
+        fs::create_dir(&at).unwrap();
+        let disk = SmallDisk::mount(&at, 1).unwrap();
+        disk.fill().unwrap();
+        let full = fs::write(at.join("more"), "more").unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+        disk.make_room().unwrap();
+        fs::write(at.join("more"), "more").unwrap();
+        drop(disk);
+        assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
+        fs::remove_dir(&at).unwrap();
+    }
+}
