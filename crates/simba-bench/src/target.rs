@@ -28,6 +28,11 @@ pub(crate) trait Target: fmt::Debug + Sync {
         true
     }
 
+    /// What the design asks of a hand-over to one waiter, in words.
+    fn handover_goal(&self) -> &'static str {
+        ""
+    }
+
     /// How many hand-overs to measure in a round, of those that are asked for: fewer on a store that is polled.
     fn samples(&self, asked: usize) -> usize {
         asked

@@ -103,5 +103,5 @@ pub(crate) const NAME: &str = "redis";
 
 /// The rights that a user needs, and no more, as the words of `ACL SETUSER <user> ><password> …`.
 pub const ACL: &str = "on resetkeys ~simba:{*}* resetchannels &simba:{*}* -@all +eval +evalsha +script|load +get +mget \
-                       +set +del +pttl +pexpire +zadd +zrem +zrange +zscore +publish +subscribe +unsubscribe +time \
+                       +set +del +pttl +pexpire +zadd +zrem +zrange +zscore +exists +publish +subscribe +unsubscribe +time \
                        +ping +select +auth +wait +info +role +scan +cluster|slots +asking";

@@ -9,17 +9,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use simba_core::{Clock, Error, Result};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, oneshot};
 
 use crate::error;
 use crate::resp::{self, Reply};
-use crate::stream::Stream;
+use crate::stream::{Reader, Socket, Stream, Writer};
 
 /// How many replies may be outstanding; beyond that the server does not keep up, and who asks is told.
 const MOST_WAITING: usize = 1 << 18;
 /// How many looks without a reply make a silent connection a broken one.
 const SILENT_LOOKS: u32 = 4;
+/// How long what has time may wait for company: a thousand renewals are then a few writes, not a thousand.
+const LEISURE: Duration = Duration::from_millis(2);
 /// What a buffer may keep of a burst.
 const KEPT: usize = 64 << 10;
 
@@ -32,11 +33,25 @@ pub(crate) struct Pipe {
 struct Inner {
     outbox: Mutex<Outbox>,
     filled: Notify,
+    /// Rung for what has time.
+    begun: Notify,
+}
+
+/// Whether a command goes out at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Haste {
+    Now,
+    /// Within a moment, together with others.
+    Leisure,
 }
 
 #[derive(Default)]
 struct Outbox {
     bytes: Vec<u8>,
+    /// Some bytes are on their way into the socket: what comes must wait its turn.
+    writing: bool,
+    /// Takes bytes without a task in between.
+    socket: Option<Arc<Socket>>,
     slots: VecDeque<Slot>,
     /// How many replies came so far.
     answered: u64,
@@ -48,7 +63,8 @@ type Slot = Option<oneshot::Sender<Reply>>;
 
 impl Pipe {
     pub(crate) fn new() -> Self {
-        Self { inner: Arc::new(Inner { outbox: Mutex::default(), filled: Notify::new() }) }
+        let (outbox, filled, begun) = (Mutex::default(), Notify::new(), Notify::new());
+        Self { inner: Arc::new(Inner { outbox, filled, begun }) }
     }
 
     /// Sends what `write` writes, which is one command, and waits for its reply.
@@ -57,8 +73,13 @@ impl Pipe {
     ///
     /// The command is sent all the same; its reply goes to nobody.
     pub(crate) async fn call(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
+        self.call_in(Haste::Now, write).await
+    }
+
+    /// The same, in haste or not.
+    pub(crate) async fn call_in(&self, haste: Haste, write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
         let (slot, reply) = oneshot::channel();
-        self.push(Some(slot), write)?;
+        self.push(Some(slot), haste, write)?;
         reply.await.map_err(|_| self.cause())
     }
 
@@ -78,15 +99,26 @@ impl Pipe {
 
     /// Sends a command whose reply nobody waits for.
     pub(crate) fn send(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
-        self.push(None, write)
+        self.push(None, Haste::Now, write)
     }
 
-    fn push(&self, slot: Slot, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+    fn push(&self, slot: Slot, haste: Haste, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         let mut outbox = self.open()?;
+        let (first, idle) = (outbox.bytes.is_empty(), outbox.is_idle());
         write(&mut outbox.bytes);
         outbox.slots.push_back(slot);
+        if haste == Haste::Now && idle {
+            // Nobody to share a write with: it goes out here and now.
+            outbox.write_now();
+        }
+        let left = !outbox.bytes.is_empty();
         drop(outbox);
-        self.inner.filled.notify_one();
+        match haste {
+            Haste::Now if left => self.inner.filled.notify_one(),
+            Haste::Leisure if first => self.inner.begun.notify_one(),
+            // Whoever was first has rung.
+            _ => {}
+        }
         Ok(())
     }
 
@@ -105,7 +137,7 @@ impl Pipe {
         if outbox.broken.is_none() {
             outbox.broken = Some(cause);
         }
-        outbox.bytes = Vec::new();
+        (outbox.bytes, outbox.socket) = (Vec::new(), None);
         let slots = std::mem::take(&mut outbox.slots);
         drop(outbox);
         drop(slots);
@@ -122,40 +154,56 @@ impl Pipe {
 
     /// Carries bytes until the connection ends, and says why it did.
     pub(crate) async fn drive(&self, stream: Stream, clock: &dyn Clock, limits: Limits) -> Error {
-        let (reader, writer) = tokio::io::split(stream);
+        let (reader, writer, socket) = stream.split();
+        self.inner.outbox().socket = socket;
         let cause = tokio::select! {
             biased;
             cause = self.read(reader) => cause,
-            cause = self.write(writer) => cause,
+            cause = self.write(writer, clock) => cause,
             cause = self.watch(clock, limits) => cause,
         };
         self.break_off(cause.clone());
         cause
     }
 
-    async fn write(&self, mut writer: WriteHalf<Stream>) -> Error {
+    async fn write(&self, mut writer: Writer, clock: &dyn Clock) -> Error {
         let mut bytes = Vec::new();
         loop {
-            self.inner.filled.notified().await;
-            // Who is ready too gets its command into the same write.
-            tokio::task::yield_now().await;
+            self.due(clock).await;
             {
                 let mut outbox = self.inner.outbox();
                 if let Some(cause) = &outbox.broken {
                     return cause.clone();
                 }
                 std::mem::swap(&mut bytes, &mut outbox.bytes);
+                outbox.writing = true;
             }
-            // Encryption keeps back what is not flushed.
-            if let Err(cause) = writer.write_all(&bytes).await.and(writer.flush().await) {
+            if let Err(cause) = writer.write_all(&bytes).await {
                 return error::io(cause);
             }
+            self.inner.outbox().writing = false;
             bytes.clear();
             bytes.shrink_to(KEPT);
         }
     }
 
-    async fn read(&self, mut reader: ReadHalf<Stream>) -> Error {
+    /// Waits until there is something to write, and until who is ready too has got its command into the same write.
+    async fn due(&self, clock: &dyn Clock) {
+        tokio::select! {
+            biased;
+            () = self.inner.filled.notified() => tokio::task::yield_now().await,
+            () = self.inner.begun.notified() => {
+                let end = clock.now() + LEISURE;
+                tokio::select! {
+                    biased;
+                    () = self.inner.filled.notified() => {}
+                    () = clock.sleep_until(end) => {}
+                }
+            }
+        }
+    }
+
+    async fn read(&self, mut reader: Reader) -> Error {
         let mut buffer = Vec::with_capacity(KEPT);
         let mut replies = Vec::new();
         loop {
@@ -221,6 +269,19 @@ impl Pipe {
                 let _ = self.send(|out| out.extend_from_slice(b"*1\r\n$4\r\nPING\r\n"));
             }
         }
+    }
+}
+
+impl Outbox {
+    /// Whether nothing is under way: neither a byte nor a reply.
+    fn is_idle(&self) -> bool {
+        self.bytes.is_empty() && !self.writing && self.slots.is_empty()
+    }
+
+    /// Writes what the socket takes without waiting. The rest, and every error, is left to the writer.
+    fn write_now(&mut self) {
+        let written = self.socket.as_ref().and_then(|socket| socket.try_write(&self.bytes).ok());
+        self.bytes.drain(..written.unwrap_or(0));
     }
 }
 

@@ -49,7 +49,8 @@ impl Setup {
     }
 
     /// Six Redis nodes in a cluster: three masters with a replica each, in the directories 0 to 5. A node that is
-    /// silent for `NODE_TIMEOUT` milliseconds, a variable of their environment, is taken for gone.
+    /// silent for `NODE_TIMEOUT` milliseconds, a variable of their environment, is taken for gone. With TLS each node
+    /// tells its second port by `CONFIG GET tls-port`.
     pub const fn redis_cluster() -> Self {
         Self::of(&kinds::redis_group::CLUSTER)
     }

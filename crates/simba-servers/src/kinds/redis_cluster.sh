@@ -1,13 +1,18 @@
-# Ports: six nodes.
+# Ports: six nodes. With a file `tls-ports`, each speaks TLS too, on the port of its line.
 set -eu
 trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
 node=0
 hosts=
 for port in "$@"; do
     cd "$node"
+    tls=
+    if [ -e ../tls-ports ]; then
+        tls="--tls-port $(sed -n "$((node + 1))p" ../tls-ports) --tls-auth-clients optional"
+        tls="$tls --tls-ca-cert-file ../ca.pem --tls-cert-file ../server.pem --tls-key-file ../server.key"
+    fi
     redis-server --bind 127.0.0.1 --port "$port" --dir . --logfile log --pidfile pid --save '' --appendonly no \
         --cluster-enabled yes --cluster-config-file nodes.conf --cluster-node-timeout "${NODE_TIMEOUT:-5000}" \
-        --repl-diskless-sync-delay 0 --cluster-replica-validity-factor 0 &
+        --repl-diskless-sync-delay 0 --cluster-replica-validity-factor 0 $tls &
     echo $! >pid.shell
     cd ..
     hosts="$hosts 127.0.0.1:$port"
