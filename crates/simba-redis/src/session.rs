@@ -113,7 +113,10 @@ impl RedisSession {
         }
         let limit = HEARING.min(self.claim.lease.ttl() / 10);
         let clock = Arc::clone(&self.shared.context.clock);
-        within(&*clock, limit, self.rung()).await;
+        if within(&*clock, limit, self.rung()).await.is_some() {
+            // Who waits for a change is told of the subscription too, as every session promises.
+            self.ears.iter().flatten().for_each(Listener::ring);
+        }
     }
 
     /// Waits for a message, the first of which says that there will be more.

@@ -160,7 +160,8 @@ impl Setup {
 
     fn furnish(&self, place: &Place) -> Result<()> {
         if let Some(certificates) = &self.tls {
-            for file in ["ca.pem", "server.pem", "server.key"] {
+            // Servers of a group are clients of each other.
+            for file in ["ca.pem", "server.pem", "server.key", "client.pem", "client.key"] {
                 fs::copy(certificates.path(file), place.path(file))
                     .with_context(|| format!("cannot copy {file}"))?;
             }

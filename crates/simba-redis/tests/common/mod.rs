@@ -93,6 +93,12 @@ impl Admin {
     }
 }
 
+/// Lets in the user with the fewest rights from the first moment on, also after a restart.
+pub fn admitting(setup: Setup) -> Setup {
+    let rules = format!("--user {USER} >{PASSWORD} {}", simba_redis::ACL);
+    rules.split(' ').fold(setup, Setup::with_arg)
+}
+
 /// A standalone server, and how to reach it.
 #[derive(Clone, Debug)]
 pub struct Store {
