@@ -39,7 +39,7 @@
 //! | `simba:{<mutex>}:contender` | the queue; the channel `simba:{<mutex>}:<id>` tells a waiter `released@@<id>` |
 //! | `simba:{<mutex>}:fence` | the last token, and which session it was given to; kept for a week |
 //! | `simba:{<mutex>}:alive` | until when the places of our waiters last |
-//! | `simba:{<mutex>}:turn` | whom a free mutex is promised to, for up to half a second |
+//! | `simba:{<mutex>}:turn` | whom a free mutex is promised to, for up to a tenth of a second |
 //!
 //! The channel `simba:{<mutex>}:owner` tells observers of releases.
 //!

@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use simba_core::{Clock, Error, Result};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, oneshot};
 
 use crate::error;
 use crate::resp::{self, Reply};
-use crate::stream::{Reader, Socket, Stream, Writer};
+use crate::stream::Stream;
 
 /// How many replies may be outstanding; beyond that the server does not keep up, and who asks is told.
 const MOST_WAITING: usize = 1 << 18;
@@ -48,10 +49,6 @@ pub(crate) enum Haste {
 #[derive(Default)]
 struct Outbox {
     bytes: Vec<u8>,
-    /// Some bytes are on their way into the socket: what comes must wait its turn.
-    writing: bool,
-    /// Takes bytes without a task in between.
-    socket: Option<Arc<Socket>>,
     slots: VecDeque<Slot>,
     /// How many replies came so far.
     answered: u64,
@@ -104,20 +101,15 @@ impl Pipe {
 
     fn push(&self, slot: Slot, haste: Haste, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         let mut outbox = self.open()?;
-        let (first, idle) = (outbox.bytes.is_empty(), outbox.is_idle());
+        let first = outbox.bytes.is_empty();
         write(&mut outbox.bytes);
         outbox.slots.push_back(slot);
-        if haste == Haste::Now && idle {
-            // Nobody to share a write with: it goes out here and now.
-            outbox.write_now();
-        }
-        let left = !outbox.bytes.is_empty();
         drop(outbox);
         match haste {
-            Haste::Now if left => self.inner.filled.notify_one(),
+            Haste::Now => self.inner.filled.notify_one(),
             Haste::Leisure if first => self.inner.begun.notify_one(),
             // Whoever was first has rung.
-            _ => {}
+            Haste::Leisure => {}
         }
         Ok(())
     }
@@ -137,7 +129,7 @@ impl Pipe {
         if outbox.broken.is_none() {
             outbox.broken = Some(cause);
         }
-        (outbox.bytes, outbox.socket) = (Vec::new(), None);
+        outbox.bytes = Vec::new();
         let slots = std::mem::take(&mut outbox.slots);
         drop(outbox);
         drop(slots);
@@ -154,8 +146,7 @@ impl Pipe {
 
     /// Carries bytes until the connection ends, and says why it did.
     pub(crate) async fn drive(&self, stream: Stream, clock: &dyn Clock, limits: Limits) -> Error {
-        let (reader, writer, socket) = stream.split();
-        self.inner.outbox().socket = socket;
+        let (reader, writer) = tokio::io::split(stream);
         let cause = tokio::select! {
             biased;
             cause = self.read(reader) => cause,
@@ -166,7 +157,7 @@ impl Pipe {
         cause
     }
 
-    async fn write(&self, mut writer: Writer, clock: &dyn Clock) -> Error {
+    async fn write(&self, mut writer: WriteHalf<Stream>, clock: &dyn Clock) -> Error {
         let mut bytes = Vec::new();
         loop {
             self.due(clock).await;
@@ -176,12 +167,11 @@ impl Pipe {
                     return cause.clone();
                 }
                 std::mem::swap(&mut bytes, &mut outbox.bytes);
-                outbox.writing = true;
             }
-            if let Err(cause) = writer.write_all(&bytes).await {
+            // Encryption keeps back what is not flushed.
+            if let Err(cause) = writer.write_all(&bytes).await.and(writer.flush().await) {
                 return error::io(cause);
             }
-            self.inner.outbox().writing = false;
             bytes.clear();
             bytes.shrink_to(KEPT);
         }
@@ -203,7 +193,7 @@ impl Pipe {
         }
     }
 
-    async fn read(&self, mut reader: Reader) -> Error {
+    async fn read(&self, mut reader: ReadHalf<Stream>) -> Error {
         let mut buffer = Vec::with_capacity(KEPT);
         let mut replies = Vec::new();
         loop {
@@ -269,19 +259,6 @@ impl Pipe {
                 let _ = self.send(|out| out.extend_from_slice(b"*1\r\n$4\r\nPING\r\n"));
             }
         }
-    }
-}
-
-impl Outbox {
-    /// Whether nothing is under way: neither a byte nor a reply.
-    fn is_idle(&self) -> bool {
-        self.bytes.is_empty() && !self.writing && self.slots.is_empty()
-    }
-
-    /// Writes what the socket takes without waiting. The rest, and every error, is left to the writer.
-    fn write_now(&mut self) {
-        let written = self.socket.as_ref().and_then(|socket| socket.try_write(&self.bytes).ok());
-        self.bytes.drain(..written.unwrap_or(0));
     }
 }
 

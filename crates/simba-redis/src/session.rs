@@ -111,7 +111,7 @@ impl RedisSession {
         if self.listens {
             return;
         }
-        let limit = HEARING.min(self.claim.lease.ttl() / 10);
+        let limit = HEARING.min(self.claim.lease.ttl() / 20);
         let clock = Arc::clone(&self.shared.context.clock);
         if within(&*clock, limit, self.rung()).await.is_some() {
             // Who waits for a change is told of the subscription too, as every session promises.

@@ -2,11 +2,10 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use simba_core::{Clock, Error, Result};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -41,110 +40,6 @@ impl Stream {
                 let name = tls.server_name(host)?;
                 let secured = TlsConnector::from(settings.rustls()?).connect(name, stream).await;
                 secured.map(|stream| Self::Tls(Box::new(stream))).map_err(|cause| tls_error(address, cause))
-            }
-        }
-    }
-}
-
-impl Stream {
-    /// Both directions; and the socket itself, if bytes may go into it as they are.
-    pub(crate) fn split(self) -> (Reader, Writer, Option<Arc<Socket>>) {
-        let socket = match self {
-            Self::Tcp(stream) => Arc::new(Socket::Tcp(stream)),
-            Self::Unix(stream) => Arc::new(Socket::Unix(stream)),
-            Self::Tls(_) => {
-                let (reader, writer) = tokio::io::split(self);
-                return (Reader::Secured(reader), Writer::Secured(writer), None);
-            }
-        };
-        (Reader::Plain(Arc::clone(&socket)), Writer::Plain(Arc::clone(&socket)), Some(socket))
-    }
-}
-
-/// A socket that several parties use at once.
-#[derive(Debug)]
-pub(crate) enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl Socket {
-    async fn readable(&self) -> io::Result<()> {
-        match self {
-            Self::Tcp(stream) => stream.readable().await,
-            Self::Unix(stream) => stream.readable().await,
-        }
-    }
-
-    fn try_read(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.try_read_buf(buffer),
-            Self::Unix(stream) => stream.try_read_buf(buffer),
-        }
-    }
-
-    async fn writable(&self) -> io::Result<()> {
-        match self {
-            Self::Tcp(stream) => stream.writable().await,
-            Self::Unix(stream) => stream.writable().await,
-        }
-    }
-
-    /// Writes what it takes at once.
-    pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.try_write(bytes),
-            Self::Unix(stream) => stream.try_write(bytes),
-        }
-    }
-}
-
-/// What comes from the server.
-pub(crate) enum Reader {
-    Plain(Arc<Socket>),
-    Secured(ReadHalf<Stream>),
-}
-
-impl Reader {
-    /// Reads what there is; 0 at the end.
-    pub(crate) async fn read_buf(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
-        match self {
-            Self::Secured(half) => half.read_buf(buffer).await,
-            Self::Plain(socket) => loop {
-                // Room for it, or nothing that comes would look like the end.
-                buffer.reserve(1);
-                socket.readable().await?;
-                match socket.try_read(buffer) {
-                    Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
-                    read => return read,
-                }
-            },
-        }
-    }
-}
-
-/// What goes to the server.
-pub(crate) enum Writer {
-    Plain(Arc<Socket>),
-    Secured(WriteHalf<Stream>),
-}
-
-impl Writer {
-    pub(crate) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        match self {
-            // Encryption keeps back what is not flushed.
-            Self::Secured(half) => half.write_all(bytes).await.and(half.flush().await),
-            Self::Plain(socket) => {
-                while !bytes.is_empty() {
-                    socket.writable().await?;
-                    match socket.try_write(bytes) {
-                        Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                        Ok(written) => bytes = &bytes[written..],
-                        Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
-                        Err(cause) => return Err(cause),
-                    }
-                }
-                Ok(())
             }
         }
     }
