@@ -32,7 +32,11 @@ const SERVERS: &[Shared] = &[
         variable: "SIMBA_TCK_REDIS_SENTINEL",
         setup: |_| Setup::redis_sentinel(),
     },
-    Shared { name: "redis-cluster", variable: "SIMBA_TCK_REDIS_CLUSTER", setup: |_| Setup::redis_cluster() },
+    Shared {
+        name: "redis-cluster",
+        variable: "SIMBA_TCK_REDIS_CLUSTER",
+        setup: |tls| Setup::redis_cluster().with_tls(tls),
+    },
     Shared { name: "valkey", variable: "SIMBA_TCK_VALKEY", setup: |_| Setup::valkey() },
     Shared { name: "mysql", variable: "SIMBA_TCK_MYSQL", setup: |tls| Setup::mariadb().with_tls(tls) },
     Shared {

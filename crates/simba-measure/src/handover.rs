@@ -57,6 +57,8 @@ pub async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
         for percent in [50, 99] {
             let name = format!("hand-over p{percent}, {waiters}");
             let row = Row::new(target, name, Unit::Micros, micros(all, percent));
+            let row =
+                if (waiters, percent) == ("1 waiter", 50) { row.goal(target.handover_goal()) } else { row };
             let has_floor = !floor.is_empty();
             rows.push(if has_floor { row.floor(micros(&floor, percent)) } else { row });
         }

@@ -29,6 +29,11 @@ pub trait Target: fmt::Debug + Sync {
         true
     }
 
+    /// What the design asks of a hand-over to one waiter, in words.
+    fn handover_goal(&self) -> &'static str {
+        ""
+    }
+
     /// A handle on the store: whoever has to end early can keep a clone, and shut it down.
     fn handle(&self, backend: &Arc<dyn Backend>) -> Simba {
         Simba::builder(Arc::clone(backend)).build()

@@ -90,70 +90,58 @@ pub(crate) fn login(reply: &str) -> Error {
     }
 }
 
+/// What the first words of an error reply mean, and what cures it.
+const VERDICTS: &[(&str, ErrorKind, &str)] = &[
+    ("NOAUTH", ErrorKind::Denied, "the server wants a login: put user and password into the URL"),
+    ("WRONGPASS", ErrorKind::Denied, "the server refused user or password: check them"),
+    ("NOPERM", ErrorKind::Denied, "the user lacks a right: give it the documented ACL"),
+    // What a server says of a right that a script lacks.
+    (
+        "ERR The user executing the script",
+        ErrorKind::Denied,
+        "the user lacks a right: give it the documented ACL",
+    ),
+    ("OOM", ErrorKind::Unavailable, "the server is out of memory: raise `maxmemory` or remove data"),
+    ("READONLY", ErrorKind::Unavailable, "the server is a replica: connect to its master"),
+    ("LOADING", ErrorKind::Unavailable, "the server still loads its data: it is tried again"),
+    ("MASTERDOWN", ErrorKind::Unavailable, "the server is a replica without its master: wait for a failover"),
+    (
+        "BUSY",
+        ErrorKind::Unavailable,
+        "another client's script keeps the server busy: end it with SCRIPT KILL",
+    ),
+    ("CLUSTERDOWN", ErrorKind::Unavailable, "the cluster does not serve: some slots have no master"),
+    ("TRYAGAIN", ErrorKind::Unavailable, "the mutex moves to another node: it is tried again"),
+    ("MOVED", ErrorKind::Config, "the server is part of a cluster: connect with `redis+cluster://`"),
+    ("ASK", ErrorKind::Unavailable, "the mutex moves to another node: it is tried again"),
+    ("NOREPLICAS", ErrorKind::Unavailable, "the server has too few replicas to accept writes"),
+    ("MISCONF", ErrorKind::Unavailable, "the server cannot save its data and refuses writes: see its log"),
+    ("CROSSSLOT", ErrorKind::Invalid, "the name of the mutex spreads over several slots of a cluster"),
+    ("WRONGTYPE", ErrorKind::Protocol, "a key of the mutex holds something that is not Simba's: remove it"),
+    ("NOSCRIPT", ErrorKind::Unavailable, "the server forgot the scripts: they are sent again"),
+    (
+        "ERR max number of clients",
+        ErrorKind::Unavailable,
+        "the server has too many clients: raise `maxclients`",
+    ),
+    ("ERR DB index", ErrorKind::Config, "the server has no such database: choose another number"),
+    ("ERR invalid DB index", ErrorKind::Config, "the server has no such database: choose another number"),
+    ("ERR SELECT is not allowed", ErrorKind::Config, "a cluster has database 0 only: leave the number out"),
+    ("ERR unknown command", ErrorKind::Protocol, "the server lacks a command: Redis 6 or Valkey is needed"),
+    (
+        "ERR This instance has cluster support disabled",
+        ErrorKind::Config,
+        "the server is no part of a cluster: connect with `redis://`",
+    ),
+];
+
 fn verdict(reply: &str) -> (ErrorKind, String) {
     let has = |code: &str| {
         reply.starts_with(code)
             || reply.contains(&format!(": {code} "))
             || reply.contains(&format!("-{code} "))
     };
-    let table: &[(&str, ErrorKind, &str)] = &[
-        ("NOAUTH", ErrorKind::Denied, "the server wants a login: put user and password into the URL"),
-        ("WRONGPASS", ErrorKind::Denied, "the server refused user or password: check them"),
-        ("NOPERM", ErrorKind::Denied, "the user lacks a right: give it the documented ACL"),
-        ("OOM", ErrorKind::Unavailable, "the server is out of memory: raise `maxmemory` or remove data"),
-        ("READONLY", ErrorKind::Unavailable, "the server is a replica: connect to its master"),
-        ("LOADING", ErrorKind::Unavailable, "the server still loads its data: it is tried again"),
-        (
-            "MASTERDOWN",
-            ErrorKind::Unavailable,
-            "the server is a replica without its master: wait for a failover",
-        ),
-        (
-            "BUSY",
-            ErrorKind::Unavailable,
-            "another client's script keeps the server busy: end it with SCRIPT KILL",
-        ),
-        ("CLUSTERDOWN", ErrorKind::Unavailable, "the cluster does not serve: some slots have no master"),
-        ("TRYAGAIN", ErrorKind::Unavailable, "the mutex moves to another node: it is tried again"),
-        ("MOVED", ErrorKind::Config, "the server is part of a cluster: connect with `redis+cluster://`"),
-        ("ASK", ErrorKind::Unavailable, "the mutex moves to another node: it is tried again"),
-        ("NOREPLICAS", ErrorKind::Unavailable, "the server has too few replicas to accept writes"),
-        (
-            "MISCONF",
-            ErrorKind::Unavailable,
-            "the server cannot save its data and refuses writes: see its log",
-        ),
-        ("CROSSSLOT", ErrorKind::Invalid, "the name of the mutex spreads over several slots of a cluster"),
-        (
-            "WRONGTYPE",
-            ErrorKind::Protocol,
-            "a key of the mutex holds something that is not Simba's: remove it",
-        ),
-        ("NOSCRIPT", ErrorKind::Unavailable, "the server forgot the scripts: they are sent again"),
-        (
-            "ERR max number of clients",
-            ErrorKind::Unavailable,
-            "the server has too many clients: raise `maxclients`",
-        ),
-        ("ERR DB index", ErrorKind::Config, "the server has no such database: choose another number"),
-        ("ERR invalid DB index", ErrorKind::Config, "the server has no such database: choose another number"),
-        (
-            "ERR SELECT is not allowed",
-            ErrorKind::Config,
-            "a cluster has database 0 only: leave the number out",
-        ),
-        (
-            "ERR unknown command",
-            ErrorKind::Protocol,
-            "the server lacks a command: Redis 6 or Valkey is needed",
-        ),
-        (
-            "ERR This instance has cluster support disabled",
-            ErrorKind::Config,
-            "the server is no part of a cluster: connect with `redis://`",
-        ),
-    ];
-    let found = table.iter().find(|(code, ..)| has(code));
+    let found = VERDICTS.iter().find(|(code, ..)| has(code));
     found.map_or_else(
         || (ErrorKind::Protocol, "the server answered with an error".into()),
         |(_, kind, message)| (*kind, (*message).into()),
@@ -180,6 +168,7 @@ mod tests {
     fn error_replies_get_their_kind_also_from_within_a_script() {
         let cases = [
             ("NOPERM this user has no permissions", ErrorKind::Denied),
+            ("ERR The user executing the script can't run this command", ErrorKind::Denied),
             ("WRONGTYPE Operation against a key", ErrorKind::Protocol),
             (
                 "ERR Error running script (call to f_1): @user_script:3: WRONGTYPE Operation",

@@ -39,7 +39,7 @@
 //! | `simba:{<mutex>}:contender` | the queue; the channel `simba:{<mutex>}:<id>` tells a waiter `released@@<id>` |
 //! | `simba:{<mutex>}:fence` | the last token, and which session it was given to; kept for a week |
 //! | `simba:{<mutex>}:alive` | until when the places of our waiters last |
-//! | `simba:{<mutex>}:turn` | whom a free mutex is promised to, for up to half a second |
+//! | `simba:{<mutex>}:turn` | whom a free mutex is promised to, for up to a tenth of a second |
 //!
 //! The channel `simba:{<mutex>}:owner` tells observers of releases.
 //!
@@ -103,5 +103,5 @@ pub(crate) const NAME: &str = "redis";
 
 /// The rights that a user needs, and no more, as the words of `ACL SETUSER <user> ><password> …`.
 pub const ACL: &str = "on resetkeys ~simba:{*}* resetchannels &simba:{*}* -@all +eval +evalsha +script|load +get +mget \
-                       +set +del +pttl +pexpire +zadd +zrem +zrange +zscore +publish +subscribe +unsubscribe +time \
+                       +set +del +pttl +pexpire +zadd +zrem +zrange +zscore +exists +publish +subscribe +unsubscribe +time \
                        +ping +select +auth +wait +info +role +scan +cluster|slots +asking";

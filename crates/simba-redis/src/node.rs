@@ -169,7 +169,7 @@ impl Node {
     pub(crate) async fn invoke(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
         let pipe = self.pipe().await?;
         let digests = self.context.digests.get();
-        let mut reply = pipe.call(|out| call.write(out, digests)).await?;
+        let mut reply = pipe.call_in(call.haste, |out| call.write(out, digests)).await?;
         if matches!(&reply, Reply::Error(words) if words.starts_with("NOSCRIPT")) {
             reply = pipe.call(|out| call.write(out, None)).await?;
         }

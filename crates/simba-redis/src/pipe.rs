@@ -20,6 +20,8 @@ use crate::stream::Stream;
 const MOST_WAITING: usize = 1 << 18;
 /// How many looks without a reply make a silent connection a broken one.
 const SILENT_LOOKS: u32 = 4;
+/// How long what has time may wait for company: a thousand renewals are then a few writes, not a thousand.
+const LEISURE: Duration = Duration::from_millis(2);
 /// What a buffer may keep of a burst.
 const KEPT: usize = 64 << 10;
 
@@ -32,6 +34,16 @@ pub(crate) struct Pipe {
 struct Inner {
     outbox: Mutex<Outbox>,
     filled: Notify,
+    /// Rung for what has time.
+    begun: Notify,
+}
+
+/// Whether a command goes out at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Haste {
+    Now,
+    /// Within a moment, together with others.
+    Leisure,
 }
 
 #[derive(Default)]
@@ -48,7 +60,8 @@ type Slot = Option<oneshot::Sender<Reply>>;
 
 impl Pipe {
     pub(crate) fn new() -> Self {
-        Self { inner: Arc::new(Inner { outbox: Mutex::default(), filled: Notify::new() }) }
+        let (outbox, filled, begun) = (Mutex::default(), Notify::new(), Notify::new());
+        Self { inner: Arc::new(Inner { outbox, filled, begun }) }
     }
 
     /// Sends what `write` writes, which is one command, and waits for its reply.
@@ -57,8 +70,13 @@ impl Pipe {
     ///
     /// The command is sent all the same; its reply goes to nobody.
     pub(crate) async fn call(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
+        self.call_in(Haste::Now, write).await
+    }
+
+    /// The same, in haste or not.
+    pub(crate) async fn call_in(&self, haste: Haste, write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
         let (slot, reply) = oneshot::channel();
-        self.push(Some(slot), write)?;
+        self.push(Some(slot), haste, write)?;
         reply.await.map_err(|_| self.cause())
     }
 
@@ -78,15 +96,21 @@ impl Pipe {
 
     /// Sends a command whose reply nobody waits for.
     pub(crate) fn send(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
-        self.push(None, write)
+        self.push(None, Haste::Now, write)
     }
 
-    fn push(&self, slot: Slot, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+    fn push(&self, slot: Slot, haste: Haste, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         let mut outbox = self.open()?;
+        let first = outbox.bytes.is_empty();
         write(&mut outbox.bytes);
         outbox.slots.push_back(slot);
         drop(outbox);
-        self.inner.filled.notify_one();
+        match haste {
+            Haste::Now => self.inner.filled.notify_one(),
+            Haste::Leisure if first => self.inner.begun.notify_one(),
+            // Whoever was first has rung.
+            Haste::Leisure => {}
+        }
         Ok(())
     }
 
@@ -126,19 +150,17 @@ impl Pipe {
         let cause = tokio::select! {
             biased;
             cause = self.read(reader) => cause,
-            cause = self.write(writer) => cause,
+            cause = self.write(writer, clock) => cause,
             cause = self.watch(clock, limits) => cause,
         };
         self.break_off(cause.clone());
         cause
     }
 
-    async fn write(&self, mut writer: WriteHalf<Stream>) -> Error {
+    async fn write(&self, mut writer: WriteHalf<Stream>, clock: &dyn Clock) -> Error {
         let mut bytes = Vec::new();
         loop {
-            self.inner.filled.notified().await;
-            // Who is ready too gets its command into the same write.
-            tokio::task::yield_now().await;
+            self.due(clock).await;
             {
                 let mut outbox = self.inner.outbox();
                 if let Some(cause) = &outbox.broken {
@@ -152,6 +174,22 @@ impl Pipe {
             }
             bytes.clear();
             bytes.shrink_to(KEPT);
+        }
+    }
+
+    /// Waits until there is something to write, and until who is ready too has got its command into the same write.
+    async fn due(&self, clock: &dyn Clock) {
+        tokio::select! {
+            biased;
+            () = self.inner.filled.notified() => tokio::task::yield_now().await,
+            () = self.inner.begun.notified() => {
+                let end = clock.now() + LEISURE;
+                tokio::select! {
+                    biased;
+                    () = self.inner.filled.notified() => {}
+                    () = clock.sleep_until(end) => {}
+                }
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 
 use simba_core::MutexName;
 
+use crate::pipe::Haste;
 use crate::resp;
 
 /// One of the scripts.
@@ -46,6 +47,7 @@ pub(crate) struct Invocation<'a> {
     pub(crate) script: Script,
     pub(crate) mutex: &'a MutexName,
     pub(crate) args: &'a [Arg<'a>],
+    pub(crate) haste: Haste,
 }
 
 /// What a mutex's keys end with, in the order of the scripts.
@@ -115,7 +117,7 @@ mod tests {
             Arg::Half(9, true),
             Arg::Half(9, false),
         ];
-        let call = Invocation { script: Script::Release, mutex: &mutex, args: &args };
+        let call = Invocation { script: Script::Release, mutex: &mutex, args: &args, haste: Haste::Now };
         let digests = ["0", "1", "2", "3"].map(String::from);
         let mut out = Vec::new();
         call.write(&mut out, Some(&digests));

@@ -57,7 +57,8 @@ impl Sentinel {
 
     async fn ask(&self, sentinel: &Address, context: &Context) -> Result<Address> {
         let (settings, clock) = (&context.settings, &*context.clock);
-        let mut wire = Wire::open(sentinel, settings, &settings.sentinel_login, clock).await?;
+        let opened = Wire::open(sentinel, settings, &settings.sentinel_login, clock).await;
+        let mut wire = opened.map_err(name_the_login)?;
         let question = ["SENTINEL", "get-master-addr-by-name", &self.master];
         let reply = wire.ask_within(clock, settings.timeout, &question).await?;
         if reply == Reply::Nil {
@@ -83,5 +84,16 @@ impl Sentinel {
                 _ => {}
             }
         }
+    }
+}
+
+/// Sentinels have a login of their own: who is refused must not look at the servers' one.
+fn name_the_login(cause: Error) -> Error {
+    match cause.kind() {
+        ErrorKind::Denied => {
+            let message = "a sentinel refused us: check `sentinel_user` and `sentinel_password` in the URL";
+            error::new(ErrorKind::Denied, message).with_source(cause)
+        }
+        _ => cause,
     }
 }

@@ -6,17 +6,19 @@ use std::time::Duration;
 use async_trait::async_trait;
 use simba_core::{
     Answer, Claim, ContenderId, ErrorKind, FencingToken, Holding, Intent, Lease, Listener, Ownership, Prior,
-    Result, Session,
+    Result, Session, within,
 };
 
 use crate::backend::Shared;
 use crate::config::WaitReplicas;
 use crate::error;
-use crate::pipe::Pipe;
+use crate::pipe::{Haste, Pipe};
 use crate::resp::Reply;
 use crate::scripts::{Arg, Invocation, Script, key};
 use crate::subscriber::Channel;
 
+/// How long a waiter waits for its subscription before it enters the queue without one.
+const HEARING: Duration = Duration::from_millis(500);
 /// Redis counts leases in whole milliseconds, from one that has begun.
 const ROUNDING: Duration = Duration::from_millis(1);
 
@@ -25,8 +27,10 @@ pub(crate) struct RedisSession {
     claim: Claim,
     /// Tells this session from every other under the same id.
     nonce: u64,
-    /// The first time in the queue, in microseconds of the server's time; 0 for none.
+    /// When it first wanted what it could not have, in microseconds of the server's time; 0 for never.
     place: u64,
+    /// Was told that it is in the queue.
+    entered: bool,
     ears: Option<Box<[Listener<Channel>]>>,
     /// Heard from the server that it will be told.
     listens: bool,
@@ -38,7 +42,8 @@ pub(crate) struct RedisSession {
 impl RedisSession {
     pub(crate) fn new(shared: Arc<Shared>, claim: Claim) -> Self {
         let nonce = fastrand::u64(..);
-        Self { shared, claim, nonce, place: 0, ears: None, listens: false, holds: false, queued: false }
+        let (place, entered, ears, listens) = (0, false, None, false);
+        Self { shared, claim, nonce, place, entered, ears, listens, holds: false, queued: false }
     }
 
     async fn ask(&self, prior: Prior) -> Result<(Reply, Pipe)> {
@@ -54,21 +59,82 @@ impl RedisSession {
                 Prior::Lapsed(token) => Arg::Number(token.get()),
                 _ => Arg::Text("?"),
             },
-            Arg::Text(match (self.claim.intent, self.shared.route.is_standalone()) {
-                (Intent::Queue, true) => "Q",
-                (Intent::Queue, false) => "q",
-                (_, true) => "T",
-                (_, false) => "t",
-            }),
+            Arg::Text(self.intent()),
             Arg::Number(self.place),
             Arg::Half(whole_millis(patience), self.listens),
         ];
-        self.invoke(Script::Contend, &args).await
+        // A renewal comes long before it is needed, so it may wait for company; everyone else waits for its answer.
+        let haste = if prior == Prior::Held { Haste::Leisure } else { Haste::Now };
+        let call = Invocation { script: Script::Contend, mutex: &self.claim.mutex, args: &args, haste };
+        self.shared.route.invoke(&call).await
     }
 
     async fn invoke(&self, script: Script, args: &[Arg<'_>]) -> Result<(Reply, Pipe)> {
-        let call = Invocation { script, mutex: &self.claim.mutex, args };
+        let call = Invocation { script, mutex: &self.claim.mutex, args, haste: Haste::Now };
         self.shared.route.invoke(&call).await
+    }
+
+    /// What the caller wants, in upper case where publishing tells who is alive.
+    fn intent(&self) -> &'static str {
+        let standalone = self.shared.route.is_standalone();
+        let letters = match self.claim.intent {
+            Intent::Queue if self.place == 0 => ["f", "F"],
+            Intent::Queue if !self.entered => ["e", "E"],
+            Intent::Queue => ["q", "Q"],
+            _ => ["t", "T"],
+        };
+        letters[usize::from(standalone)]
+    }
+
+    /// Asks once, and understands the answer.
+    async fn look(&mut self, prior: Prior) -> Result<(Answer, bool, Pipe)> {
+        let enters = self.place > 0;
+        let (reply, pipe) = self.ask(prior).await?;
+        let (answer, taken) = self.understand(&reply)?;
+        self.entered = enters;
+        Ok((answer, taken, pipe))
+    }
+
+    /// Whether it is to enter the queue: it was told its place, and that another comes first.
+    fn enters(&self, answer: &Answer) -> bool {
+        let passed = match answer {
+            Answer::Ours(_) => false,
+            Answer::Held(seen) => seen.owner != self.claim.contender,
+            Answer::Vacant => true,
+        };
+        passed && self.place > 0 && !self.entered
+    }
+
+    /// Listens before it enters the queue, so that nobody is in there whom no message reaches: who dies before
+    /// it listens delays nobody. Should the subscription be late, it goes on without.
+    async fn hear(&mut self) {
+        if self.listens {
+            return;
+        }
+        let limit = HEARING.min(self.claim.lease.ttl() / 20);
+        let clock = Arc::clone(&self.shared.context.clock);
+        if within(&*clock, limit, self.rung()).await.is_some() {
+            // Who waits for a change is told of the subscription too, as every session promises.
+            self.ears.iter().flatten().for_each(Listener::ring);
+        }
+    }
+
+    /// Waits for a message, the first of which says that there will be more.
+    async fn rung(&mut self) {
+        if self.ears.is_none() {
+            let listen = |channel| self.shared.ears.listen(channel);
+            self.ears = Some(self.channels().iter().map(listen).collect());
+        }
+        match self.ears.as_deref_mut() {
+            Some([one, other]) => tokio::select! {
+                biased;
+                () = one.rung() => {}
+                () = other.rung() => {}
+            },
+            Some([one]) => one.rung().await,
+            _ => std::future::pending().await,
+        }
+        self.listens = true;
     }
 
     /// What the fence says of this session when it holds.
@@ -193,12 +259,17 @@ impl Session for RedisSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
         // From here on, whatever becomes of the reply.
         self.queued |= self.claim.intent == Intent::Queue;
-        let (reply, pipe) = self.ask(prior).await?;
-        let (answer, taken) = self.understand(&reply)?;
+        let (mut answer, mut taken, mut pipe) = self.look(prior).await?;
+        // Who held it is to know at once that it does not any more.
+        if prior != Prior::Held && self.enters(&answer) {
+            self.hear().await;
+            (answer, taken, pipe) = self.look(prior).await?;
+        }
         self.holds = matches!(answer, Answer::Ours(_));
         if let Answer::Ours(ours) = &answer {
             // Its lease ends a hold; nothing that is published tells a holder more.
-            (self.queued, self.ears, self.listens, self.place) = (false, None, false, 0);
+            (self.queued, self.ears, self.listens) = (false, None, false);
+            (self.place, self.entered) = (0, false);
             if let (true, Some(wait), Some(token)) = (taken, self.shared.context.settings.wait, ours.token) {
                 self.replicate(&pipe, wait, token).await?;
             }
@@ -218,7 +289,7 @@ impl Session for RedisSession {
     async fn release(&mut self, holding: Holding) -> Result<()> {
         self.holds = false;
         self.invoke(Script::Release, &self.leaving(holding)).await?;
-        (self.queued, self.place) = (false, 0);
+        (self.queued, self.place, self.entered) = (false, 0, false);
         Ok(())
     }
 
@@ -226,20 +297,7 @@ impl Session for RedisSession {
         if self.holds {
             return std::future::pending().await;
         }
-        if self.ears.is_none() {
-            let listen = |channel| self.shared.ears.listen(channel);
-            self.ears = Some(self.channels().iter().map(listen).collect());
-        }
-        match self.ears.as_deref_mut() {
-            Some([one, other]) => tokio::select! {
-                biased;
-                () = one.rung() => {}
-                () = other.rung() => {}
-            },
-            Some([one]) => one.rung().await,
-            _ => std::future::pending().await,
-        }
-        self.listens = true;
+        self.rung().await;
         Ok(())
     }
 }
@@ -248,7 +306,8 @@ impl Drop for RedisSession {
     fn drop(&mut self) {
         if self.queued {
             let args = self.leaving(Holding::Nothing);
-            let call = Invocation { script: Script::Release, mutex: &self.claim.mutex, args: &args };
+            let (script, mutex) = (Script::Release, &self.claim.mutex);
+            let call = Invocation { script, mutex, args: &args, haste: Haste::Now };
             self.shared.route.send(&call);
         }
     }

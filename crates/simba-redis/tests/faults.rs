@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::resp::Reply;
-use common::{Store, case, lead, lease, long, name, simba, soon, until, wait, within};
+use common::{Store, admitting, case, lead, lease, long, name, simba, soon, until, wait, within};
 use simba_core::{Backend as _, Claim, ContenderId, ErrorKind, Holding, Loss, Prior};
 use simba_redis::{RedisBackend, RedisConfig};
 use simba_servers::Setup;
@@ -37,8 +37,6 @@ impl Fixture for Restarting {
         let mut server = self.store.server();
         server.kill().expect("a server can be killed");
         server.restart().expect("a server comes back");
-        drop(server);
-        self.store.admin().admit();
         true
     }
 }
@@ -137,7 +135,8 @@ async fn row_22_no_event_changes_who_holds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_31_a_restart_without_memory_costs_the_holder_and_no_token() {
     for _ in 0..rounds() {
-        let fixture = Restarting { store: store(), survives: false };
+        let store = Store::private(admitting(Setup::redis()));
+        let fixture = Restarting { store, survives: false };
         case(&fixture, "faults", "a_restart_of_the_store_is_survived").await;
     }
 }
@@ -147,7 +146,7 @@ async fn row_32_a_restart_with_memory_keeps_the_holder() {
     for _ in 0..rounds() {
         let durable = ["--appendonly", "yes", "--appendfsync", "always"];
         let setup = durable.into_iter().fold(Setup::redis(), Setup::with_arg);
-        let fixture = Restarting { store: Store::private(setup), survives: true };
+        let fixture = Restarting { store: Store::private(admitting(setup)), survives: true };
         case(&fixture, "faults", "a_restart_of_the_store_is_survived").await;
     }
 }

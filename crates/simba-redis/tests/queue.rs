@@ -39,6 +39,69 @@ async fn row_23_a_dead_head_of_the_queue_is_skipped_at_once() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_23_a_waiter_listens_before_it_enters_the_queue() {
+    let store = store();
+    let mut admin = store.admin();
+    let simba = simba(store.backend().await, long());
+    // The connection that hears is there.
+    let warm = name();
+    let (_leader, _) = lead(&simba, &warm).await;
+    let _waiter = wait(&simba, &warm, &mut admin).await;
+    let mutex = name();
+    let (_leader, _) = lead(&simba, &mutex).await;
+    let mut monitor = store.admin();
+    monitor.ask(&["MONITOR"]);
+    let _waiter = wait(&simba, &mutex, &mut admin).await;
+    let mut listens = false;
+    loop {
+        let line = monitor.reply().text().unwrap_or_default().to_lowercase();
+        if !line.contains(mutex.as_str()) {
+            continue;
+        }
+        listens |= line.contains("\"subscribe\"");
+        if line.contains("\"zadd\"") {
+            // Who dies before that delays nobody, for nobody knows of it.
+            assert!(listens, "broken: nobody is in the queue whom no message reaches");
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_23_a_head_that_never_heard_delays_the_next_for_a_moment() {
+    let store = store();
+    let mut admin = store.admin();
+    let backend = store.backend().await;
+    let seconds = Duration::from_secs;
+    // As by default, but nobody polls.
+    let lease = Lease::new(seconds(10), seconds(6)).and_then(|lease| lease.with_poll(seconds(30))).unwrap();
+    for _ in 0..rounds() {
+        let mutex = name();
+        let alive = simba(store.backend().await, lease);
+        let (leader, _) = lead(&alive, &mutex).await;
+        admin.ask(&["ACL", "SETUSER", common::USER, "-subscribe"]);
+        let claim = Claim::new(mutex.clone(), ContenderId::generate(), lease);
+        let mut deaf = backend.open(claim).await.unwrap();
+        deaf.contend(Prior::Nothing).await.unwrap();
+        assert_eq!(
+            admin.int(&["ZCARD", &format!("simba:{{{mutex}}}:contender")]),
+            1,
+            "it queues all the same"
+        );
+        // It never says goodbye.
+        std::mem::forget(deaf);
+        admin.ask(&["ACL", "SETUSER", common::USER, "+subscribe"]);
+        let next = wait(&alive, &mutex, &mut admin).await;
+        let began = Instant::now();
+        leader.stop().await.unwrap();
+        soon("the next waiter comes", next.acquired()).await.unwrap();
+        let took = began.elapsed();
+        // A tenth of a second by design; its second look after that would come after more than half of one.
+        assert!(took < Duration::from_millis(500), "broken: a deaf head delays the next by {took:?}");
+    }
+}
+
 /// How many waiters of the mutex the server would tell.
 fn listeners(admin: &mut common::Admin, mutex: &MutexName) -> usize {
     let channels = admin.ask(&["PUBSUB", "CHANNELS", &format!("simba:{{{mutex}}}:*")]);

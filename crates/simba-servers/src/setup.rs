@@ -52,7 +52,8 @@ impl Setup {
     }
 
     /// Six Redis nodes in a cluster: three masters with a replica each, in the directories 0 to 5. A node that is
-    /// silent for `NODE_TIMEOUT` milliseconds, a variable of their environment, is taken for gone.
+    /// silent for `NODE_TIMEOUT` milliseconds, a variable of their environment, is taken for gone. With TLS each node
+    /// tells its second port by `CONFIG GET tls-port`.
     pub const fn redis_cluster() -> Self {
         Self::of(&kinds::redis_group::CLUSTER)
     }
@@ -172,7 +173,8 @@ impl Setup {
             place.disk = Some(Arc::new(SmallDisk::mount(&place.dir, mebibytes)?));
         }
         if let Some(certificates) = &self.tls {
-            for file in ["ca.pem", "server.pem", "server.key"] {
+            // Servers of a group are clients of each other.
+            for file in ["ca.pem", "server.pem", "server.key", "client.pem", "client.key"] {
                 fs::copy(certificates.path(file), place.path(file))
                     .with_context(|| format!("cannot copy {file}"))?;
             }

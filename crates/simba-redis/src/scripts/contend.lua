@@ -1,17 +1,16 @@
 -- Takes the mutex, renews it, or tells who has it.
 -- ARGV: 1 contender, 2 what the fence says of the caller, 3 lease ms, 4 prior: - nothing, ? unknown, + held, or the
--- token that lapsed; 5 intent: q or t, in upper case on a standalone server; 6 place in the queue in µs, 0 for none;
--- 7 ms that a place lasts, with .5 if the waiter listens.
+-- token that lapsed; 5 intent: t tries, f looks for the first time and is told its place, e enters the queue there,
+-- q was in the queue; in upper case on a standalone server; 6 place in the queue in µs, 0 for none; 7 ms that a place
+-- lasts, with .5 if the waiter listens.
 -- Returns {1, token, 0 renewed or 1 taken}, {0, place, ms left, token or 0, owner}, or {2, place}.
 -- The fence is kept for a week, the queue for an hour or twenty leases.
 -- In words: the server turns a number into text slowly.
 local FENCE_KEPT, QUEUE_KEPT = '604800000', 3600000
 local id, lease, prior, intent = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
-local values = redis.call('MGET', KEYS[1], KEYS[3], KEYS[5])
-local owner, fence, turn = values[1], values[2], values[3]
 
 -- Writes the next token down: the store's time, which goes on when the fence is lost, and more than the last.
-local function next_token(now)
+local function next_token(fence, now)
   local last = fence and tonumber(string.sub(fence, 1, 16)) or 0
   if not (last > 0 and last < 9007199254740991) then last = 0 end
   local fresh = math.max(last + 1, now)
@@ -19,23 +18,42 @@ local function next_token(now)
   return fresh
 end
 
+-- The usual case first, and in as few calls as it can be, for each costs the server as much as a command: nobody
+-- has it, nobody waits for it, and it is promised to nobody.
+if prior == '-' and ARGV[6] == '0' and redis.call('EXISTS', KEYS[2], KEYS[5]) == 0
+  and redis.call('SET', KEYS[1], id, 'NX', 'PX', lease) then
+  local now = redis.call('TIME')
+  local token = now[1] .. string.sub('00000' .. now[2], -6)
+  local last = redis.pcall('SET', KEYS[3], token .. ' ' .. ARGV[2], 'PX', FENCE_KEPT, 'GET')
+  if last and (type(last) == 'table' or string.sub(last, 1, 16) >= token) then
+    -- The clock went back, or the fence is nothing that this server can swap.
+    if type(last) == 'table' then last = redis.call('MGET', KEYS[3])[1] end
+    token = next_token(last, tonumber(token))
+  end
+  redis.call('PUBLISH', KEYS[1], 'acquired@@' .. id)
+  return {1, tonumber(token), 1}
+end
+
+local values = redis.call('MGET', KEYS[1], KEYS[3], KEYS[5])
+local owner, fence, turn = values[1], values[2], values[3]
+
 if owner == id then
   -- Another session under the same id is a stranger; without a fence only the caller can tell.
   local ours = fence and string.sub(fence, 18) == ARGV[2]
   if ours or prior ~= '-' and not read_fence(fence) then
     redis.call('PEXPIRE', KEYS[1], lease)
     local token = ours and string.sub(fence, 1, 16)
-    if not ours or prior == token then return {1, next_token(microseconds()), 1} end
+    if not ours or prior == token then return {1, next_token(fence, microseconds()), 1} end
     redis.call('PEXPIRE', KEYS[3], FENCE_KEPT)
     return {1, tonumber(token), 0}
   end
 end
 
 local place, now = tonumber(ARGV[6]), microseconds()
-local now_ms = math.floor(now / 1000)
+local now_ms, kind = math.floor(now / 1000), string.lower(intent)
 if not owner then
   -- Who had a place and has none now was woken: nobody before it waits.
-  local free = turn == id or place > 0 and not redis.call('ZSCORE', KEYS[2], id)
+  local free = turn == id or kind == 'q' and not redis.call('ZSCORE', KEYS[2], id)
   local head = redis.call('ZRANGE', KEYS[2], '0', '0')[1]
   if not free and not turn then
     free = not head or head == id or not wake_next(id, id, now_ms, intent < 'a')
@@ -49,14 +67,14 @@ if not owner then
       redis.call('ZREM', KEYS[4], id)
     end
     if turn then redis.call('DEL', KEYS[5]) end
-    local fresh = next_token(now)
+    local fresh = next_token(fence, now)
     redis.call('PUBLISH', KEYS[1], 'acquired@@' .. id)
     return {1, fresh, 1}
   end
 end
 
-if string.lower(intent) == 'q' and owner ~= id then
-  if place == 0 then place = now end
+if kind == 'f' then place = now end
+if (kind == 'e' or kind == 'q') and owner ~= id then
   -- In seconds, as JVM peers count; they cut theirs off, so ours begin half a second earlier.
   redis.call('ZADD', KEYS[2], 'NX', string.format('%.6f', place / 1000000 - 0.5), id)
   redis.call('ZADD', KEYS[4], string.format('%.1f', now_ms + tonumber(ARGV[7])), id)

@@ -1,8 +1,9 @@
 -- What the scripts share. KEYS: 1 mutex, 2 queue, 3 fence, 4 alive, 5 turn.
 
--- How long a woken waiter is waited for, in ms. One whose subscription is not confirmed yet needs longer than
--- one that was heard; a JVM peer sets no value here when it wins, so its promise must not outlast its hold.
-local TURN, TURN_UNHEARD, TURN_OF_PEER = 100, 500, 30
+-- How long a woken waiter is waited for, in ms. One that could not subscribe in time is most likely gone; should it
+-- come all the same, it still has its place. A JVM peer sets no value here when it wins, so its promise must not
+-- outlast its hold.
+local TURN, TURN_UNHEARD, TURN_OF_PEER = 100, 30, 30
 -- More than anyone has in a queue, and still done within milliseconds.
 local MOST_DEAD = 5000
 

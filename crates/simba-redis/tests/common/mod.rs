@@ -93,6 +93,12 @@ impl Admin {
     }
 }
 
+/// Lets in the user with the fewest rights from the first moment on, also after a restart.
+pub fn admitting(setup: Setup) -> Setup {
+    let rules = format!("--user {USER} >{PASSWORD} {}", simba_redis::ACL);
+    rules.split(' ').fold(setup, Setup::with_arg)
+}
+
 /// A standalone server, and how to reach it.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -201,9 +207,7 @@ impl Encrypted {
 
     /// Where it listens for TLS.
     pub fn address(&self) -> SocketAddr {
-        let reply = self.0.admin().ask(&["CONFIG", "GET", "tls-port"]);
-        let port = reply.array().and_then(|parts| parts[1].text()?.parse().ok()).expect("a port for TLS");
-        SocketAddr::new(self.0.address.ip(), port)
+        tls_address(self.0.address)
     }
 
     /// The certificate is for `localhost` alone, whatever the address.
@@ -230,6 +234,13 @@ impl Fixture for Encrypted {
     }
 }
 
+/// Where the server at this address listens for TLS.
+fn tls_address(plain: SocketAddr) -> SocketAddr {
+    let reply = Admin::at(plain).ask(&["CONFIG", "GET", "tls-port"]);
+    let port = reply.array().and_then(|parts| parts[1].text()?.parse().ok()).expect("a port for TLS");
+    SocketAddr::new(plain.ip(), port)
+}
+
 /// Several servers that belong together. They name each other by addresses that no proxy stands at, so the bad
 /// network is in front of the backend.
 pub struct Group {
@@ -253,6 +264,18 @@ impl Group {
 
     fn at(url: &str) -> Self {
         Self { url: url.parse().expect("the servers' URL is one"), server: None }
+    }
+
+    /// The same cluster through TLS, verified in full: its nodes name each other by their ports for TLS then.
+    pub fn encrypted(&self) -> Self {
+        let hosts: Vec<String> =
+            self.servers().into_iter().map(|node| tls_address(node).to_string()).collect();
+        let tls = simba_servers::shared("SIMBA_TCK_TLS");
+        let keys = format!("tls_ca={tls}/ca.pem&tls_server_name=localhost");
+        Self {
+            server: self.server.clone(),
+            ..Self::at(&format!("rediss+cluster://{}?{keys}", hosts.join(",")))
+        }
     }
 
     /// Every server that has data.

@@ -1,23 +1,34 @@
-# Ports: six nodes.
+# Ports: six nodes. With a file `tls-ports`, each speaks TLS too, on the port of its line; so they do among each other,
+# or they would tell a client through TLS the other ports.
 set -eu
 trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
 node=0
 hosts=
 for port in "$@"; do
     cd "$node"
+    tls=
+    member=$port
+    if [ -e ../tls-ports ]; then
+        member=$(sed -n "$((node + 1))p" ../tls-ports)
+        tls="--tls-port $member --tls-auth-clients optional --tls-cluster yes --tls-replication yes"
+        tls="$tls --tls-ca-cert-file ../ca.pem --tls-cert-file ../server.pem --tls-key-file ../server.key"
+        tls="$tls --tls-client-cert-file ../client.pem --tls-client-key-file ../client.key"
+    fi
     redis-server --bind 127.0.0.1 --port "$port" --dir . --logfile log --pidfile pid --save '' --appendonly no \
         --cluster-enabled yes --cluster-config-file nodes.conf --cluster-node-timeout "${NODE_TIMEOUT:-5000}" \
-        --repl-diskless-sync-delay 0 --cluster-replica-validity-factor 0 &
+        --repl-diskless-sync-delay 0 --cluster-replica-validity-factor 0 $tls &
     echo $! >pid.shell
     cd ..
-    hosts="$hosts 127.0.0.1:$port"
+    hosts="$hosts 127.0.0.1:$member"
     node=$((node + 1))
 done
 for port in "$@"; do
     until redis-cli -p "$port" ping >/dev/null 2>&1; do sleep 0.05; done
 done
 if [ ! -e created ]; then
-    redis-cli --cluster create $hosts --cluster-replicas 1 --cluster-yes >create.log
+    tls=
+    [ ! -e tls-ports ] || tls='--tls --cacert ca.pem'
+    redis-cli $tls --cluster create $hosts --cluster-replicas 1 --cluster-yes >create.log
     touch created
 fi
 for port in "$@"; do

@@ -33,10 +33,11 @@ pub(crate) const CLUSTER: Kind = Kind {
     probe,
 };
 
-/// Finds a port for each; the first one has that of the place.
+/// Finds a port for each, and one more for TLS if it is asked for; the first one has that of the place.
 fn prepare(place: &Place, nodes: usize) -> Result<()> {
+    let wanted = if place.tls { 2 * nodes } else { nodes };
     let mut ports = vec![place.address.port()];
-    while ports.len() < nodes {
+    while ports.len() < wanted {
         let port = free_address()?.port();
         if !ports.contains(&port) {
             ports.push(port);
@@ -44,7 +45,11 @@ fn prepare(place: &Place, nodes: usize) -> Result<()> {
     }
     let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
     (0..nodes).try_for_each(|node| fs::create_dir(place.path(&node.to_string())))?;
-    place.write("ports", &ports.join(" "))
+    let (plain, secured) = ports.split_at(nodes);
+    if place.tls {
+        place.write("tls-ports", &(secured.join("\n") + "\n"))?;
+    }
+    place.write("ports", &plain.join(" "))
 }
 
 fn ports(place: &Place) -> Vec<String> {
