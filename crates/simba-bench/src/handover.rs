@@ -11,7 +11,7 @@ use crate::Effort;
 use crate::caller::{Caller, LockerCaller};
 use crate::report::{Row, Unit};
 use crate::stats::percentile;
-use crate::target::Target;
+use crate::target::{Peer, Target};
 
 /// How long all waiters together may take to queue up.
 const QUEUE_UP: Duration = Duration::from_secs(30);
@@ -24,6 +24,7 @@ pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<R
     let course =
         Course { backend: Arc::clone(&backend), hold: target.requeue(), samples: target.samples(samples) };
     let [mut floor, mut one, mut many] = [const { Vec::new() }; 3];
+    let mut peers: Option<Peer> = None;
     // In turns, so that a busy moment of the machine hits all.
     for round in 0..rounds {
         let mutex = |kind: &str| MutexName::new(format!("bench:{kind}:{}:{round}", std::process::id()));
@@ -33,6 +34,12 @@ pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<R
                 vec![target.raw(&backend, raw.clone()).await?, target.raw(&backend, raw.clone()).await?];
             // They wait by their own means, which the backend does not see.
             floor.extend(course.run(&raw, pair, 0).await?);
+        }
+        if let Some(peer) = target.peer(course.samples).await? {
+            match &mut peers {
+                Some(peers) => peers.handovers.extend(peer.handovers),
+                None => peers = Some(peer),
+            }
         }
         for (mutex, waiters, taken) in [(mutex("one")?, 1, &mut one), (mutex("many")?, 1_000, &mut many)] {
             taken.extend(course.run(&mutex, ours(&simba, &mutex, waiters), waiters + 1).await?);
@@ -51,6 +58,11 @@ pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<R
             let has_floor = !floor.is_empty();
             rows.push(if has_floor { row.floor(micros(&floor, percent)) } else { row });
         }
+    }
+    if let Some(Peer { name, mut handovers }) = peers {
+        handovers.sort_unstable();
+        let row = Row::new(target, format!("hand-over p50 to {name}"), Unit::Micros, micros(&one, 50));
+        rows.push(row.floor(micros(&handovers, 50)).goal("ratio <= 1"));
     }
     let crowd = Row::new(target, "hand-over p50, 1000 waiters to 1", Unit::Micros, micros(&many, 50));
     rows.push(crowd.floor(micros(&one, 50)).goal("ratio <= 2"));

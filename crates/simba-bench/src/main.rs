@@ -85,6 +85,7 @@ async fn measure(effort: Effort, names: &[&str]) -> Result<Report> {
         report.add(handover::measure(*target, effort).await?);
         progress("many held mutexes");
         report.add(held::measure(*target, effort).await?);
+        report.note(*target);
     }
     Ok(report)
 }

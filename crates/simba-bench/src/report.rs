@@ -100,20 +100,26 @@ impl Row {
 pub(crate) struct Report {
     effort: Effort,
     rows: Vec<Row>,
+    notes: Vec<String>,
 }
 
 impl Report {
     pub(crate) fn new(effort: Effort) -> Self {
-        Self { effort, rows: Vec::new() }
+        Self { effort, rows: Vec::new(), notes: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, rows: Vec<Row>) {
         self.rows.extend(rows);
     }
 
+    /// What a reader has to know about a store.
+    pub(crate) fn note(&mut self, target: &dyn Target) {
+        self.notes.extend(target.note().map(|note| format!("{}: {note}", target.name())));
+    }
+
     pub(crate) fn json(&self) -> Value {
         let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
-        json!({ "quick": self.effort == Effort::Quick, "rows": rows })
+        json!({ "quick": self.effort == Effort::Quick, "rows": rows, "notes": self.notes })
     }
 }
 
@@ -123,7 +129,8 @@ impl fmt::Display for Report {
         let table: Vec<_> = std::iter::once(head).chain(self.rows.iter().map(Row::cells)).collect();
         write_table(f, &table)?;
         f.write_str("\nratio: ours to the floor, both measured in turns in this run; trust it more than either figure.\n")?;
-        f.write_str("bytes: growth of the resident set in whole pages, allocator included, in a process of its own.\n")
+        f.write_str("bytes: growth of the resident set in whole pages, allocator included, in a process of its own.\n")?;
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}."))
     }
 }
 

@@ -33,9 +33,26 @@ pub(crate) trait Target: fmt::Debug + Sync {
         asked
     }
 
+    /// How long each of so many hand-overs took a peer on the same store, if there is one to compare with.
+    async fn peer(&self, _samples: usize) -> Result<Option<Peer>> {
+        Ok(None)
+    }
+
+    /// What a reader of the figures has to know about the store.
+    fn note(&self) -> Option<&'static str> {
+        None
+    }
+
     /// How many mutexes one process is to hold at once on this store.
     fn many(&self) -> usize;
 
     /// How long a holder of a hand-over keeps the mutex, so that the one before it is back in the queue.
     fn requeue(&self) -> Duration;
+}
+
+/// A peer at work.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) name: &'static str,
+    pub(crate) handovers: Vec<Duration>,
 }

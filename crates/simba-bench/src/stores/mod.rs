@@ -1,5 +1,6 @@
 //! The stores that are measured, one file each.
 
+mod curator;
 mod memory;
 mod mysql;
 mod postgres;
