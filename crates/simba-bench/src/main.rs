@@ -6,14 +6,6 @@ mod args;
 mod held;
 mod stores;
 
-/// The measures themselves, which `simba bench` shares.
-mod caller {
-    pub(crate) use simba_measure::Caller;
-}
-mod target {
-    pub(crate) use simba_measure::Target;
-}
-
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -68,6 +60,7 @@ async fn measure(effort: Effort, names: &[&str]) -> Result<Report> {
         report.add(handover::measure(*target, effort).await?);
         progress("many held mutexes");
         report.add(held::measure(*target, effort).await?);
+        report.note(*target);
     }
     Ok(report)
 }

@@ -16,7 +16,7 @@ mod target;
 
 pub use caller::{Caller, LockerCaller, SessionCaller};
 pub use report::{Report, Row, Unit};
-pub use target::Target;
+pub use target::{Peer, Target};
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,7 +22,8 @@ const BATCH: u32 = 16;
 pub async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
     let backend = target.connect().await?;
     let simba = target.handle(&backend);
-    let (rounds, length) = effort.pick((5, Duration::from_millis(200)), (15, Duration::from_millis(500)));
+    // Short turns and many: what disturbs the machine for a while then hits both alike.
+    let (rounds, length) = effort.pick((20, Duration::from_millis(50)), (75, Duration::from_millis(100)));
     let mut rows = Vec::new();
     for (tasks, name) in [(1, "1 task".to_owned()), (target.tasks(), format!("{} tasks", target.tasks()))] {
         let (mut raw, mut ours) = (Vec::new(), Vec::new());

@@ -118,13 +118,14 @@ impl Row {
 pub struct Report {
     effort: Effort,
     rows: Vec<Row>,
+    notes: Vec<String>,
 }
 
 impl Report {
     /// None yet.
     #[must_use]
     pub fn new(effort: Effort) -> Self {
-        Self { effort, rows: Vec::new() }
+        Self { effort, rows: Vec::new(), notes: Vec::new() }
     }
 
     /// Takes these in too.
@@ -132,11 +133,16 @@ impl Report {
         self.rows.extend(rows);
     }
 
+    /// Adds what a reader has to know about a store.
+    pub fn note(&mut self, target: &dyn Target) {
+        self.notes.extend(target.note().map(|note| format!("{}: {note}", target.name())));
+    }
+
     /// All of them for programs.
     #[must_use]
     pub fn json(&self) -> Value {
         let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
-        json!({ "quick": self.effort == Effort::Quick, "rows": rows })
+        json!({ "quick": self.effort == Effort::Quick, "rows": rows, "notes": self.notes })
     }
 }
 
@@ -146,7 +152,8 @@ impl fmt::Display for Report {
         let table: Vec<_> = std::iter::once(head).chain(self.rows.iter().map(line)).collect();
         write_table(f, &table)?;
         f.write_str("\nratio: ours to the floor, both measured in turns in this run; trust it more than either figure.\n")?;
-        f.write_str("bytes: growth of the resident set in whole pages, allocator included, in a process of its own.\n")
+        f.write_str("bytes: growth of the resident set in whole pages, allocator included, in a process of its own.\n")?;
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}."))
     }
 }
 

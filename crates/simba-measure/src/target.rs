@@ -63,11 +63,34 @@ pub trait Target: fmt::Debug + Sync {
         asked
     }
 
+    /// How long each of so many hand-overs took a peer on the same store, if there is one to compare with.
+    ///
+    /// # Errors
+    ///
+    /// The peer cannot be measured.
+    async fn peer(&self, _samples: usize) -> Result<Option<Peer>> {
+        Ok(None)
+    }
+
+    /// What a reader of the figures has to know about the store.
+    fn note(&self) -> Option<&'static str> {
+        None
+    }
+
     /// How many mutexes one process is to hold at once on this store.
     fn many(&self) -> usize;
 
     /// How long a holder of a hand-over keeps the mutex, so that the one before it is back in the queue.
     fn requeue(&self) -> Duration;
+}
+
+/// A peer at work.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// What it is called.
+    pub name: &'static str,
+    /// How long its hand-overs took.
+    pub handovers: Vec<Duration>,
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::NAME;
 use crate::client::{Client, Request};
 use crate::config::ZookeeperConfig;
 use crate::error::{closed, failed, no_chroot};
-use crate::paths::Paths;
+use crate::paths;
 use crate::session::ZookeeperSession;
 
 /// How many lengths of lease are kept connected without a user.
@@ -37,7 +37,6 @@ const MOST_IDLE: usize = 8;
 /// ```
 pub struct ZookeeperBackend {
     config: Arc<ZookeeperConfig>,
-    paths: Paths,
     clock: Arc<dyn Clock>,
     /// By what they ask for in milliseconds; none once closed.
     clients: Mutex<Option<HashMap<u128, Arc<Client>>>>,
@@ -62,8 +61,7 @@ impl ZookeeperBackend {
     ///
     /// As [`connect`](Self::connect).
     pub async fn connect_with_clock(config: ZookeeperConfig, clock: Arc<dyn Clock>) -> Result<Self> {
-        let paths = Paths { chroot: config.chroot.as_str().into() };
-        let this = Self { config: Arc::new(config), paths, clock, clients: Mutex::new(Some(HashMap::new())) };
+        let this = Self { config: Arc::new(config), clock, clients: Mutex::new(Some(HashMap::new())) };
         this.check().await.map_err(|error| error.with_backend(NAME))?;
         Ok(this)
     }
@@ -91,10 +89,6 @@ impl ZookeeperBackend {
 
     pub(crate) fn clock(&self) -> &dyn Clock {
         &*self.clock
-    }
-
-    pub(crate) fn paths(&self) -> &Paths {
-        &self.paths
     }
 
     /// The session for leases of this length.
@@ -134,9 +128,9 @@ impl Backend for ZookeeperBackend {
     }
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        let path = self.paths.mutex(&claim.mutex)?;
+        paths::check(&claim.mutex)?;
         let client = self.client(claim.lease.total())?;
-        Ok(Box::new(ZookeeperSession::new(client, claim, path, self.paths.clone(), self.config.access)))
+        Ok(Box::new(ZookeeperSession::new(client, claim)))
     }
 
     fn operate(&self) -> Option<&dyn Operate> {

@@ -7,7 +7,7 @@ use simba_net::{Tls, Verify};
 
 use crate::NAME;
 use crate::client::Access;
-use crate::paths::is_node;
+use crate::paths::{Paths, is_node};
 
 /// The keys of a URL.
 const KEYS: &[&str] = &["acl", "auth", "tls", "tls-ca", "tls-cert", "tls-key", "tls-name"];
@@ -135,6 +135,10 @@ impl ZookeeperConfig {
     /// Shows these credentials by SASL DIGEST-MD5.
     pub fn with_sasl(self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.with_login(user.into(), password.into(), Scheme::Sasl)
+    }
+
+    pub(crate) fn paths(&self) -> Paths<'_> {
+        Paths::under(&self.chroot)
     }
 
     fn with_login(self, user: String, password: String, scheme: Scheme) -> Self {

@@ -60,3 +60,8 @@ pub(crate) fn restless() -> Error {
 pub(crate) fn stranger() -> Error {
     Error::new(ErrorKind::Protocol, "the server answered a request by something else")
 }
+
+/// The system has no random numbers to name a node by.
+pub(crate) fn no_chance() -> Error {
+    Error::new(ErrorKind::Unavailable, "the system gives no random numbers")
+}

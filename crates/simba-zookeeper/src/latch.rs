@@ -1,29 +1,63 @@
 //! The layout that Curator's `LeaderLatch` has, as far as names and their order go.
 
-use std::fmt::Write as _;
+use std::fmt;
 
 /// What every contender's node has in its name.
 const LATCH: &str = "latch-";
 
-/// The beginning of a new node's name. The random part finds it again when the answer to its creation is lost.
-pub(crate) fn prefix() -> Option<String> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).ok()?;
-    // A random UUID says so.
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut name = String::from("_c_");
-    for (at, byte) in bytes.iter().enumerate() {
-        let _ = write!(name, "{}{byte:02x}", if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" });
+/// The random part of a node's name, which finds it again when the answer to its creation is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark([u8; 16]);
+
+impl Mark {
+    /// A new one; nothing if the system has no random numbers.
+    pub(crate) fn random() -> Option<Self> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).ok()?;
+        // A random UUID says so.
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        Some(Self(bytes))
     }
-    name.push('-');
-    name.push_str(LATCH);
-    Some(name)
+
+    /// The node of this mark, by its name.
+    pub(crate) fn find(self, name: &str) -> Option<Name> {
+        let number = name.strip_prefix(&*self.to_string())?;
+        Some(Name { mark: self, number: number.parse().ok()? })
+    }
+}
+
+/// The beginning of a node's name.
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("_c_")?;
+        for (at, byte) in self.0.iter().enumerate() {
+            write!(f, "{}{byte:02x}", if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" })?;
+        }
+        write!(f, "-{LATCH}")
+    }
+}
+
+/// The name of a node of ours, in a third of its letters: a process may have thousands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    mark: Mark,
+    number: i32,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:010}", self.mark, self.number)
+    }
 }
 
 /// What nodes are ordered by: the text after the last `latch-`, compared as text, as all peers do.
 fn key(name: &str) -> &str {
-    name.rsplit_once(LATCH).map_or(name, |(_, number)| number)
+    // From the end, hyphen by hyphen: a queue has thousands of names, and a search for a text is slow to begin.
+    let ends = name.rmatch_indices('-').map(|(at, _)| at + 1);
+    ends.map(|end| name.split_at(end))
+        .find(|(before, _)| before.ends_with(LATCH))
+        .map_or(name, |(_, key)| key)
 }
 
 /// The first of the queue: whoever it is holds the mutex.
@@ -46,13 +80,20 @@ pub(crate) enum Standing<'a> {
 
 /// Finds a node in the queue. All children count, whoever made them.
 pub(crate) fn standing<'a>(names: &'a [String], own: &str) -> Standing<'a> {
-    if !names.iter().any(|name| name == own) {
-        return Standing::Missing;
+    let (mut there, mut ends) = (false, None);
+    let turn = key(own);
+    for name in names {
+        there |= name == own;
+        let key = key(name);
+        if key < turn {
+            let (first, next) = ends.unwrap_or(((key, name), (key, name)));
+            ends = Some((first.min((key, name)), next.max((key, name))));
+        }
     }
-    let before = || names.iter().filter(|name| key(name) < key(own)).map(String::as_str);
-    match (before().min_by_key(|name| key(name)), before().max_by_key(|name| key(name))) {
-        (Some(first), Some(next)) => Standing::Behind { first, next },
-        _ => Standing::First,
+    match ends {
+        _ if !there => Standing::Missing,
+        Some(((_, first), (_, next))) => Standing::Behind { first, next },
+        None => Standing::First,
     }
 }
 
@@ -73,10 +114,22 @@ mod tests {
 
     #[test]
     fn a_name_begins_as_curator_s_do() {
-        let prefix = prefix().unwrap();
+        let prefix = Mark::random().unwrap().to_string();
         assert_eq!(prefix.len(), "_c_00000000-0000-4000-8000-000000000000-latch-".len());
         assert!(prefix.starts_with("_c_") && prefix.ends_with("-latch-"), "{prefix}");
         assert_eq!(prefix.as_bytes()[17], b'4', "{prefix}");
+    }
+
+    #[test]
+    fn a_name_in_little_space_is_the_server_s() {
+        let mark = Mark::random().unwrap();
+        for number in ["0000000000", "0000000042", "2147483647", "-2147483648", "-000000001"] {
+            let name = format!("{mark}{number}");
+            assert_eq!(mark.find(&name).unwrap().to_string(), name);
+        }
+        for other in [format!("{}0000000001", Mark::random().unwrap()), format!("{mark}x"), "y".into()] {
+            assert_eq!(mark.find(&other), None);
+        }
     }
 
     #[test]
@@ -97,6 +150,7 @@ mod tests {
         assert_eq!(first(&queue), Some("_c_b-latch--2147483648"), "a minus sorts before digits");
         let queue = names(&["_c_a-latch-0000000001", "foreign", "#foreign"]);
         assert_eq!(first(&queue), Some("#foreign"), "all children count");
+        assert_eq!(["latch-1-2", "a-latch-x-latch-7", "latch-", "a-b"].map(key), ["1-2", "7", "", "a-b"]);
     }
 
     proptest! {

@@ -26,7 +26,8 @@
 //!   another can hold after the whole at the earliest.
 //! - **Renewal is a quorum call.** A follower that is cut off from the others goes on answering reads and pings, so
 //!   they prove nothing. A renewal is a request that changes nothing and needs a quorum: a `multi` of version checks
-//!   on the own nodes, of all mutexes whose renewals are due together.
+//!   on the own nodes, of all mutexes whose renewals are due together. Every other quorum call that is answered proves
+//!   the session as well: a waiter whose turn comes is granted what the last one left of the lease.
 //! - **The token is the `czxid`** of the own node: it grows with every node that is made, and survives the node, its
 //!   parents and the session. A holder that was out of reach and finds its node again, first and under its own
 //!   session, holds on with the same token. Only a store that is restored from an old snapshot can give a smaller one.

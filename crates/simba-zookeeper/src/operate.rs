@@ -10,6 +10,7 @@ use crate::backend::ZookeeperBackend;
 use crate::client::{Client, Reply, Request, srvr};
 use crate::error::{failed, restless};
 use crate::latch;
+use crate::paths;
 use crate::queue::{self, Head};
 
 /// How many mutexes are read at a time.
@@ -46,7 +47,8 @@ fn record(mutex: MutexName, seen: Seen) -> MutexRecord {
 
 impl ZookeeperBackend {
     async fn record_of(&self, client: &Client, mutex: MutexName) -> Result<MutexRecord> {
-        let path = self.paths().mutex(&mutex)?;
+        paths::check(&mutex)?;
+        let path = self.config().paths().mutex(&mutex);
         Ok(record(mutex, see(client, &path).await?))
     }
 
@@ -70,7 +72,7 @@ impl ZookeeperBackend {
 impl Operate for ZookeeperBackend {
     async fn list(&self) -> Result<Vec<MutexRecord>> {
         let client = &*self.any_client()?;
-        let names = queue::names(client, &self.paths().root()).await?.unwrap_or_default();
+        let names = queue::names(client, &self.config().paths().root()).await?.unwrap_or_default();
         // What is no name was not made by a contender of ours.
         let mut reads = Vec::new();
         for mutex in names.into_iter().filter_map(|name| MutexName::legacy(name).ok()) {
@@ -89,7 +91,8 @@ impl Operate for ZookeeperBackend {
     }
 
     async fn evict(&self, mutex: &MutexName, condition: EvictIf) -> Result<Eviction> {
-        let (client, path) = (self.any_client()?, self.paths().mutex(mutex)?);
+        paths::check(mutex)?;
+        let (client, path) = (self.any_client()?, self.config().paths().mutex(mutex));
         for _ in 0..LOOKS {
             let Some(head) = see(&client, &path).await?.head else { return Ok(Eviction::Vacant) };
             if !condition.holds_for(&head.owner, Some(head.token)) {
@@ -109,8 +112,8 @@ impl Operate for ZookeeperBackend {
         let findings = self.findings().await?;
         let (client, clock) = (self.any_client()?, self.clock());
         let before = clock.now();
-        let path =
-            if self.config().chroot.is_empty() { "/".to_owned() } else { self.config().chroot.clone() };
+        let chroot = &*self.config().chroot;
+        let path = if chroot.is_empty() { "/" } else { chroot }.to_owned();
         let answered: Result<Reply, _> = client.call(Request::Exists { path, watch: false }).await;
         answered.map_err(|failure| failed("answer a probe", failure))?;
         let mut probe = Probe::default();

@@ -4,7 +4,6 @@ use simba_core::Result;
 
 use crate::client::{Access, Client, Code, Failure, Mode, Request};
 use crate::error::{failed, no_chroot};
-use crate::paths::Paths;
 
 const DOING: &str = "create the node of the mutex";
 
@@ -13,13 +12,14 @@ const DOING: &str = "create the node of the mutex";
 /// # Errors
 ///
 /// [`ErrorKind::Config`](simba_core::ErrorKind::Config) if the chroot is not there.
-pub(crate) async fn make(client: &Client, path: &str, paths: &Paths, access: Access) -> Result<()> {
+pub(crate) async fn make(client: &Client, path: &str) -> Result<()> {
+    let (chroot, access) = (&*client.config().chroot, client.config().access);
     match container(client, path, access).await {
         Err(failure) if failure.is_no_node() => {}
         outcome => return outcome.map_err(|failure| failed(DOING, failure)),
     }
-    match container(client, &paths.root(), access).await {
-        Err(failure) if failure.is_no_node() => return Err(no_chroot(&paths.chroot)),
+    match container(client, &client.paths().root(), access).await {
+        Err(failure) if failure.is_no_node() => return Err(no_chroot(chroot)),
         outcome => outcome.map_err(|failure| failed(DOING, failure))?,
     }
     match container(client, path, access).await {

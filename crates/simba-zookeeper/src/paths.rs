@@ -1,10 +1,8 @@
 //! Where things are in the tree.
 
-use std::sync::Arc;
-
 use simba_core::{Error, ErrorKind, MutexName, Result};
 
-/// The node with all mutexes, under the chroot.
+/// Where all mutexes are, under the chroot.
 const ROOT: &str = "/simba";
 
 /// Whether a node can have this name. Servers look at 16 bits at a time, and refuse halves of longer ones.
@@ -15,30 +13,39 @@ pub(crate) fn is_node(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && name.chars().all(allowed)
 }
 
-/// The paths under one chroot.
-#[derive(Clone, Debug)]
-pub(crate) struct Paths {
-    pub(crate) chroot: Arc<str>,
+/// Checks that a mutex of this name is one node.
+///
+/// # Errors
+///
+/// [`ErrorKind::Invalid`] for a name that would be another place in the tree: only names from elsewhere can.
+pub(crate) fn check(mutex: &MutexName) -> Result<()> {
+    if is_node(mutex.as_str()) {
+        return Ok(());
+    }
+    let message = "a mutex in ZooKeeper is one node: its name has no `/`, is not `.` or `..`, and has no \
+                   control characters, emoji or other characters beyond 16 bits";
+    Err(Error::new(ErrorKind::Invalid, message).with_mutex(mutex))
 }
 
-impl Paths {
-    pub(crate) fn root(&self) -> String {
+/// The paths under one chroot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Paths<'a> {
+    chroot: &'a str,
+}
+
+impl<'a> Paths<'a> {
+    pub(crate) const fn under(chroot: &'a str) -> Self {
+        Self { chroot }
+    }
+
+    /// The node with all mutexes.
+    pub(crate) fn root(self) -> String {
         format!("{}{ROOT}", self.chroot)
     }
 
-    /// The node of a mutex.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Invalid`] for a name that would be another place in the tree: only names from elsewhere can.
-    pub(crate) fn mutex(&self, mutex: &MutexName) -> Result<Arc<str>> {
-        let name = mutex.as_str();
-        if !is_node(name) {
-            let message = "a mutex in ZooKeeper is one node: its name has no `/`, is not `.` or `..`, and has no \
-                           control characters, emoji or other characters beyond 16 bits";
-            return Err(Error::new(ErrorKind::Invalid, message).with_mutex(mutex));
-        }
-        Ok(format!("{}{ROOT}/{name}", self.chroot).into())
+    /// The node of a mutex whose name is [checked](check).
+    pub(crate) fn mutex(self, mutex: &MutexName) -> String {
+        format!("{}{ROOT}/{mutex}", self.chroot)
     }
 }
 
@@ -48,11 +55,11 @@ mod tests {
 
     #[test]
     fn a_mutex_is_one_node_under_the_chroot() {
-        let paths = Paths { chroot: "/teams".into() };
-        let path = |name: &str| paths.mutex(&MutexName::legacy(name).unwrap());
-        assert_eq!(&*path("orders").unwrap(), "/teams/simba/orders");
-        assert_eq!(Paths { chroot: "".into() }.root(), "/simba");
-        assert_eq!(path("a/b").unwrap_err().kind(), ErrorKind::Invalid);
+        let name = |name| MutexName::legacy(name).unwrap();
+        assert_eq!(Paths::under("/teams").mutex(&name("orders")), "/teams/simba/orders");
+        assert_eq!(Paths::under("").root(), "/simba");
+        assert!(check(&name("orders")).is_ok());
+        assert_eq!(check(&name("a/b")).unwrap_err().kind(), ErrorKind::Invalid);
     }
 
     #[test]

@@ -1,110 +1,112 @@
 //! One contender or observer at the store.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use simba_core::{
-    Answer, Claim, ContenderId, FencingToken, Holding, Intent, Listener, Ownership, Prior, Result, Session,
+    Answer, Claim, ContenderId, FencingToken, Holding, Intent, Moment, Ownership, Prior, Result, Session,
 };
+use tokio::sync::oneshot;
 
-use crate::client::{Access, Client, Failure, Reply, Request, Topic, Urgency, heard};
+use crate::client::{Client, Ear, Failure, Reply, Request, Ring, Topic, Urgency, heard};
 use crate::error::{failed, restless, stranger};
 use crate::latch::{self, Standing};
 use crate::node::{Node, Seat};
 use crate::parents;
-use crate::paths::Paths;
 use crate::queue::{self, Head};
 
 /// How often a queue that changes under the look is looked at again.
 const LOOKS: usize = 8;
 
+/// A process may hold thousands of mutexes: what only those who wait need is boxed.
 pub(crate) struct ZookeeperSession {
-    client: Arc<Client>,
-    claim: Claim,
-    /// The node of the mutex.
-    path: Arc<str>,
-    paths: Paths,
-    access: Access,
     seat: Seat,
+    contender: ContenderId,
+    intent: Intent,
     /// Our node is the first: it stays so for as long as it is there.
     leads: bool,
-    /// Whom the last look found first; a node never changes its mind about its contender.
-    head: Option<Box<Head>>,
     /// Another session under our id holds the mutex: we take no place behind it.
     twin: bool,
-    /// Hears when it may be our turn; only while we wait or look.
-    turn: Option<Listener<Topic>>,
-    own: Listener<Topic>,
-    caller: u64,
-    /// What is watched for our turn, and on which connection.
-    watched: Option<(String, u64)>,
     /// A hint came: it may be our turn.
     hinted: bool,
     /// The first hint was given.
     told: bool,
     /// Our node may be gone.
     suspect: bool,
+    /// Our node is watched: we hear when it goes.
+    guarded: bool,
+    ear: Ear,
+    /// Whom the last look found first; a node never changes its mind about its contender.
+    head: Option<Box<Head>>,
+    watched: Option<Box<Watched>>,
+}
+
+/// What is watched for our turn.
+struct Watched {
+    name: String,
+    /// The connection that the watch ends with.
+    on: u64,
+}
+
+impl Watched {
+    fn new(name: &str, on: u64) -> Box<Self> {
+        Box::new(Self { name: name.to_owned(), on })
+    }
 }
 
 impl ZookeeperSession {
-    pub(crate) fn new(
-        client: Arc<Client>,
-        claim: Claim,
-        path: Arc<str>,
-        paths: Paths,
-        access: Access,
-    ) -> Self {
-        let caller = client.caller();
-        let own = client.hub().listen(Topic::Own(caller));
-        let seat = Seat::new(Arc::clone(&client), Arc::clone(&path));
+    pub(crate) fn new(client: Arc<Client>, claim: Claim) -> Self {
+        let ear = client.ear();
         Self {
-            client,
-            claim,
-            path,
-            paths,
-            access,
-            seat,
+            seat: Seat::new(client, claim.mutex),
+            contender: claim.contender,
+            intent: claim.intent,
             leads: false,
-            head: None,
             twin: false,
-            turn: None,
-            own,
-            caller,
-            watched: None,
             hinted: false,
             told: false,
             suspect: false,
+            guarded: false,
+            ear,
+            head: None,
+            watched: None,
         }
     }
 
-    /// What a quorum call that is answered now gives, counted from before it was sent. Two thirds: the leader of
-    /// the ensemble may have heard of us last a third of the timeout before.
-    fn ownership(&self, owner: ContenderId, token: FencingToken) -> Ownership {
-        Ownership::new(owner, Some(token), self.client.timeout() / 3 * 2)
+    const fn client(&self) -> &Arc<Client> {
+        self.seat.client()
     }
 
-    fn ours(&mut self, node: &Node) -> Answer {
-        self.leads = true;
-        self.hinted = false;
-        self.watched = None;
-        self.turn = None;
-        Answer::Ours(self.ownership(self.claim.contender.clone(), node.token))
+    /// Takes note that the mutex is ours for so long, counted from before this call.
+    fn ours(&mut self, node: Node, remaining: Duration) -> Answer {
+        self.guarded &= self.leads;
+        (self.leads, self.hinted) = (true, false);
+        (self.watched, self.head) = (None, None);
+        self.ear.forget(Ring::Turn);
+        Answer::Ours(Ownership::new(self.contender.clone(), Some(node.token), remaining))
+    }
+
+    /// Nobody knows how much of its lease another's session has left: at most all of it.
+    fn seen(&self, owner: ContenderId, token: FencingToken) -> Ownership {
+        Ownership::new(owner, Some(token), self.client().lease())
     }
 
     fn held(&self, head: &Head) -> Answer {
-        Answer::Held(self.ownership(head.owner.clone(), head.token))
+        Answer::Held(self.seen(head.owner.clone(), head.token))
     }
 
     // ===== contending =====
 
     async fn ask(&mut self, prior: Prior) -> Result<Answer> {
+        let began = self.client().now();
         for _ in 0..LOOKS {
             if !self.seat.settle().await? {
-                parents::make(&self.client, &self.path, &self.paths, self.access).await?;
+                parents::make(self.client(), &self.seat.parent()).await?;
             }
-            let answer = match self.seat.node().cloned() {
+            let answer = match self.seat.node() {
                 Some(node) if self.leads => self.renew(node, prior).await?,
-                Some(node) => self.look(node, prior).await?,
+                Some(node) => self.look(node, prior, began).await?,
                 None => {
                     self.leads = false;
                     self.join(prior).await?
@@ -120,12 +122,17 @@ impl ZookeeperSession {
     /// Shows by a quorum that our node is there and its session alive. Nothing if it is not.
     async fn renew(&mut self, node: Node, prior: Prior) -> Result<Option<Answer>> {
         let urgency = if prior == Prior::Held { Urgency::Renewal } else { Urgency::Turn };
-        let mut checked = self.client.check(&self.seat.path(&node.name), urgency);
-        Ok(self.confirmed(&node, heard(&mut checked).await)?.then(|| self.ours(&node)))
+        let mut checked = self.check(node, urgency);
+        let confirmed = self.confirmed(node, heard(&mut checked).await)?;
+        Ok(confirmed.then(|| self.ours(node, self.client().lease())))
+    }
+
+    fn check(&self, node: Node, urgency: Urgency) -> oneshot::Receiver<Result<i64, Failure>> {
+        self.client().check(self.seat.path(node.name), urgency)
     }
 
     /// Whether a check found the node, under the session that made it.
-    fn confirmed(&mut self, node: &Node, checked: Result<i64, Failure>) -> Result<bool> {
+    fn confirmed(&mut self, node: Node, checked: Result<i64, Failure>) -> Result<bool> {
         match checked {
             Ok(session) if session == node.session => return Ok(true),
             Err(failure) if !failure.is_no_node() => return Err(failed("renew", failure)),
@@ -138,78 +145,80 @@ impl ZookeeperSession {
 
     /// Takes a place in the queue, and the mutex if it is the first.
     async fn join(&mut self, prior: Prior) -> Result<Option<Answer>> {
-        if (self.claim.intent != Intent::Queue || self.twin)
+        if (self.intent != Intent::Queue || self.twin)
             && let Some(head) = self.first().await?
         {
-            self.twin &= head.owner == self.claim.contender;
-            if self.claim.intent != Intent::Queue || self.twin {
+            self.twin &= head.owner == self.contender;
+            if self.intent != Intent::Queue || self.twin {
                 return Ok(Some(self.held(&head)));
             }
         }
         self.twin = false;
-        self.seat.create(self.claim.contender.as_str(), self.access)?;
-        // In the same breath: the server carries it out after the creation.
-        let mut listed = self.list(true);
+        let mut listed = self.seat.create(self.contender.as_str())?;
         if !self.seat.settle().await? {
-            parents::make(&self.client, &self.path, &self.paths, self.access).await?;
+            parents::make(self.client(), &self.seat.parent()).await?;
             return Ok(None);
         }
-        let Some(node) = self.seat.node().cloned() else { return Ok(None) };
+        let Some(node) = self.seat.node() else { return Ok(None) };
         let Some(names) = queue::children(heard(&mut listed).await)? else { return Ok(None) };
         // The creation was a quorum call, made within this one.
-        self.placed(node, &names, true, prior).await
-    }
-
-    /// Asks for the queue. Whoever turns out to lead then also hears when a child goes.
-    fn list(&self, watch: bool) -> tokio::sync::oneshot::Receiver<crate::client::Outcome> {
-        let topic = watch.then_some(Topic::Own(self.caller));
-        self.client.send(Request::Children { path: self.path.to_string(), watch }, topic)
+        let lease = self.client().lease();
+        self.placed(node, &names, Some(lease), prior).await
     }
 
     /// Looks how far our node has come.
-    async fn look(&mut self, node: Node, prior: Prior) -> Result<Option<Answer>> {
-        // After a hint it is likely our turn: the proof goes along with the look.
+    ///
+    /// Who is first stays first for as long as its session lives: a look at any server shows it, however late it is.
+    /// That the session lives, a quorum has to show. If one has shown it lately, what that gave is given here,
+    /// counted from then; if not, it is asked along with the look, at least where it is likely our turn.
+    async fn look(&mut self, node: Node, prior: Prior, began: Moment) -> Result<Option<Answer>> {
         let likely = self.hinted;
-        let mut checked = likely.then(|| self.client.check(&self.seat.path(&node.name), Urgency::Turn));
-        let mut listed = self.list(likely);
-        if let Some(checked) = &mut checked
-            && !self.confirmed(&node, heard(checked).await)?
-        {
-            return Ok(None);
-        }
+        let left = self.client().left(node.session, began);
+        let proven = left >= self.client().lease() / 2;
+        let list = Request::Children { path: self.seat.parent(), watch: false };
+        let mut listed = self.client().send(list, None);
+        let mut checked = (likely && !proven).then(|| self.check(node, Urgency::Turn));
         let Some(names) = queue::children(heard(&mut listed).await)? else {
             self.seat.gone();
             return Ok(None);
         };
-        self.placed(node, &names, likely, prior).await
+        let mut remaining = proven.then_some(left);
+        if let Some(checked) = &mut checked {
+            if !self.confirmed(node, heard(checked).await)? {
+                return Ok(None);
+            }
+            remaining = Some(self.client().lease());
+        }
+        self.placed(node, &names, remaining, prior).await
     }
 
+    /// What follows from our place in the queue; `proven` is what is left of our session's lease, if that is known.
     async fn placed(
         &mut self,
         node: Node,
         names: &[String],
-        proven: bool,
+        proven: Option<Duration>,
         prior: Prior,
     ) -> Result<Option<Answer>> {
-        match latch::standing(names, &node.name) {
-            Standing::Missing => {
+        match (latch::standing(names, &node.name.to_string()), proven) {
+            (Standing::Missing, _) => {
                 self.seat.gone();
                 Ok(None)
             }
-            Standing::First if proven => Ok(Some(self.ours(&node))),
-            Standing::First => self.renew(node, Prior::Nothing).await,
-            Standing::Behind { first, next } => self.behind(first, next, prior).await,
+            (Standing::First, Some(remaining)) => Ok(Some(self.ours(node, remaining))),
+            (Standing::First, None) => self.renew(node, Prior::Nothing).await,
+            (Standing::Behind { first, next }, _) => self.behind(first, next, prior).await,
         }
     }
 
     /// It is somebody else's: finds out whose, and keeps or gives up our place.
     async fn behind(&mut self, first: &str, next: &str, prior: Prior) -> Result<Option<Answer>> {
         self.hinted = false;
-        if self.claim.intent != Intent::Queue {
+        if self.intent != Intent::Queue {
             return self.withdraw(first).await;
         }
         let Some(head) = self.watch_and_know(first, next).await? else { return Ok(None) };
-        if head.owner == self.claim.contender && prior == Prior::Nothing {
+        if head.owner == self.contender && prior == Prior::Nothing {
             self.twin = true;
             return self.withdraw(first).await;
         }
@@ -223,31 +232,35 @@ impl ZookeeperSession {
         Ok(head.map(|head| self.held(&head)))
     }
 
-    /// Listens for our turn, from before the watch that tells of it.
+    /// What tells of our turn, or of whatever there is to look at.
+    fn ring(&self) -> Ring {
+        if self.intent == Intent::Queue { Ring::Turn } else { Ring::News }
+    }
+
+    /// Listens from before a watch is left. What rang before is older than what that finds.
     fn listen(&mut self) -> Topic {
-        let topic = Topic::Turn(self.caller);
-        let hub = self.client.hub();
-        self.turn.get_or_insert_with(|| hub.listen(topic));
-        topic
+        let ring = self.ring();
+        self.ear.forget(ring);
+        self.ear.topic(ring)
     }
 
     fn is_watched(&self, name: &str) -> bool {
-        let connection = self.client.connection();
-        self.watched.as_ref().is_some_and(|(watched, on)| watched == name && *on == connection)
+        let connection = self.client().connection();
+        self.watched.as_ref().is_some_and(|watched| watched.name == name && watched.on == connection)
     }
 
     /// Watches who stands before us, and finds out who stands first, in one breath. Nothing if either is gone.
     async fn watch_and_know(&mut self, first: &str, next: &str) -> Result<Option<Head>> {
         let (watched, known) =
             (self.is_watched(next), self.head.as_ref().is_some_and(|head| head.name == first));
-        let topic = Some(self.listen());
-        let connection = self.client.connection();
-        let mut watch = (!watched).then(|| queue::ask(&self.client, &self.path, next, topic));
-        let mut know =
-            (!known && (watched || first != next)).then(|| queue::ask(&self.client, &self.path, first, None));
+        let topic = (!watched).then(|| self.listen());
+        let connection = self.client().connection();
+        let mut watch = (!watched).then(|| queue::ask(self.client(), &self.seat.parent(), next, topic));
+        let mut know = (!known && (watched || first != next))
+            .then(|| queue::ask(self.client(), &self.seat.parent(), first, None));
         if let Some(watch) = &mut watch {
             let Some(head) = queue::told(next, heard(watch).await)? else { return Ok(None) };
-            self.watched = Some((next.to_owned(), connection));
+            self.watched = Some(Watched::new(next, connection));
             if first == next {
                 self.head = Some(Box::new(head));
             }
@@ -260,10 +273,10 @@ impl ZookeeperSession {
 
     /// Watches a node; false if it is gone.
     async fn watch(&mut self, name: &str) -> Result<bool> {
-        let connection = self.client.connection();
+        let connection = self.client().connection();
         let topic = Some(self.listen());
-        let found = queue::head(&self.client, &self.path, name, topic).await?;
-        self.watched = found.as_ref().map(|_| (name.to_owned(), connection));
+        let found = queue::head(self.client(), &self.seat.parent(), name, topic).await?;
+        self.watched = found.as_ref().map(|_| Watched::new(name, connection));
         Ok(found.is_some())
     }
 
@@ -272,7 +285,7 @@ impl ZookeeperSession {
         if let Some(head) = self.head.as_deref().filter(|head| head.name == name) {
             return Ok(Some(head.clone()));
         }
-        self.head = queue::head(&self.client, &self.path, name, None).await?.map(Box::new);
+        self.head = queue::head(self.client(), &self.seat.parent(), name, None).await?.map(Box::new);
         Ok(self.head.as_deref().cloned())
     }
 
@@ -281,7 +294,7 @@ impl ZookeeperSession {
     /// Who holds the mutex.
     async fn first(&mut self) -> Result<Option<Head>> {
         for _ in 0..LOOKS {
-            let names = queue::names(&self.client, &self.path).await?;
+            let names = queue::names(self.client(), &self.seat.parent()).await?;
             let Some(first) = names.as_deref().and_then(latch::first) else {
                 self.head = None;
                 return Ok(None);
@@ -300,14 +313,14 @@ impl ZookeeperSession {
             let name = head.name.clone();
             return self.watch(&name).await;
         }
-        let connection = self.client.connection();
-        let children = Request::Children { path: self.path.to_string(), watch: true };
-        let free = match heard(&mut self.client.send(children, topic)).await {
+        let connection = self.client().connection();
+        let children = Request::Children { path: self.seat.parent(), watch: true };
+        let free = match heard(&mut self.client().send(children, topic)).await {
             Ok(Reply::Children(names)) => names.is_empty(),
             Ok(_) => return Err(stranger()),
             Err(failure) if failure.is_no_node() => {
-                let exists = Request::Exists { path: self.path.to_string(), watch: true };
-                match heard(&mut self.client.send(exists, topic)).await {
+                let exists = Request::Exists { path: self.seat.parent(), watch: true };
+                match heard(&mut self.client().send(exists, topic)).await {
                     Err(failure) if failure.is_no_node() => true,
                     outcome => {
                         outcome.map(|_| false).map_err(|failure| failed("watch the mutex", failure))?
@@ -316,7 +329,7 @@ impl ZookeeperSession {
             }
             Err(failure) => return Err(failed("watch the mutex", failure)),
         };
-        self.watched = free.then(|| (String::new(), connection));
+        self.watched = free.then(|| Watched::new("", connection));
         Ok(free)
     }
 
@@ -330,32 +343,39 @@ impl ZookeeperSession {
     /// Waits for signs that our node is gone.
     async fn until_gone(&mut self) -> Result<()> {
         loop {
-            if !self.suspect {
-                self.own.rung().await;
+            if self.guarded && !self.suspect {
+                self.ear.rung(Ring::Own).await;
                 self.suspect = true;
             }
-            let Some(node) = self.seat.node() else { return Ok(()) };
-            let request = Request::Data { path: self.seat.path(&node.name), watch: true };
-            match heard(&mut self.client.send(request, Some(Topic::Own(self.caller)))).await {
-                Err(failure) if failure.is_no_node() => return Ok(()),
-                // The next connection rings again.
-                _ => self.suspect = false,
+            // Boxed: seldom, and what waits has to be small.
+            if !Box::pin(self.is_there()).await {
+                return Ok(());
             }
+            (self.guarded, self.suspect) = (true, false);
         }
     }
 
+    /// Looks for our node, and watches it. Who cannot tell hears of the next connection.
+    ///
+    /// Without a suspicion that has time: a mutex that is held for a moment costs no watch.
+    async fn is_there(&self) -> bool {
+        let Some(node) = self.seat.node() else { return false };
+        let request = Request::Data { path: self.seat.path(node.name), watch: true };
+        let (client, topic) = (self.client(), self.ear.topic(Ring::Own));
+        let mut seen =
+            if self.suspect { client.send(request, Some(topic)) } else { client.send_later(request, topic) };
+        !heard(&mut seen).await.is_err_and(|failure| failure.is_no_node())
+    }
+
     async fn until_turn(&mut self) -> Result<()> {
-        if self.claim.intent != Intent::Queue && !self.is_armed() && !self.arm().await? {
+        if self.intent != Intent::Queue && !self.is_armed() && !self.arm().await? {
             return Ok(());
         }
         if !self.told {
             self.told = true;
             return Ok(());
         }
-        self.listen();
-        if let Some(turn) = &mut self.turn {
-            turn.rung().await;
-        }
+        self.ear.rung(self.ring()).await;
         (self.hinted, self.watched) = (true, None);
         Ok(())
     }
@@ -364,12 +384,18 @@ impl ZookeeperSession {
 #[async_trait]
 impl Session for ZookeeperSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
-        self.ask(prior).await
+        // Of renewals thousands are under way at once: they alone are not boxed, and small.
+        if let (true, Some(node)) = (self.leads, self.seat.node())
+            && let Some(answer) = self.renew(node, prior).await?
+        {
+            return Ok(answer);
+        }
+        Box::pin(self.ask(prior)).await
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
         let head = self.first().await?;
-        Ok(head.map(|head| self.ownership(head.owner, head.token)))
+        Ok(head.map(|head| self.seen(head.owner, head.token)))
     }
 
     async fn release(&mut self, holding: Holding) -> Result<()> {
@@ -388,6 +414,6 @@ impl Session for ZookeeperSession {
         if self.leads {
             return self.until_gone().await;
         }
-        self.until_turn().await
+        Box::pin(self.until_turn()).await
     }
 }

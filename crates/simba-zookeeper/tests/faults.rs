@@ -311,6 +311,48 @@ async fn row_25_a_waiter_that_stands_still_blocks_for_a_session_at_most() {
     }
 }
 
+/// Waits in one handle behind a holder in another for so long, then is handed the mutex. Gives what was granted, how
+/// long ago the waiter joined, and how long all of a lease is.
+async fn handed_over_after(lease: Lease, wait: Duration) -> (Duration, Duration, Duration) {
+    use simba_core::{Answer, Backend as _, Claim, ContenderId, Holding, Prior};
+    let (one, _network) = Zookeeper::single().proxied().await;
+    let (two, _other_network) = Zookeeper::single().proxied().await;
+    let mutex = name();
+    let claim = || Claim::new(mutex.clone(), ContenderId::generate(), lease);
+    let (mut holder, mut waiter) = (one.open(claim()).await.unwrap(), two.open(claim()).await.unwrap());
+    assert!(matches!(holder.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
+    assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+    let joined = SystemClock.now();
+    // The hint of a subscription, which is always given.
+    waiter.changed().await.unwrap();
+    sleep(wait).await;
+    holder.release(Holding::Unknown).await.unwrap();
+    soon("a release wakes the next", waiter.changed()).await.unwrap();
+    let asked = SystemClock.now();
+    let Answer::Ours(ours) = waiter.contend(Prior::Nothing).await.unwrap() else {
+        panic!("broken: the one who was woken has it")
+    };
+    (ours.remaining, asked - joined, lease.total() / 3 * 2)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_grants_no_more_than_the_last_quorum_call_left() {
+    // Too short a wait for another call than the waiter's own creation.
+    let (granted, age, all) = handed_over_after(long(), Duration::from_secs(1)).await;
+    assert!(
+        granted <= all - age,
+        "broken: {granted:?} of {all:?} are granted on what was proven {age:?} ago"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_s_session_is_proven_before_its_turn_comes() {
+    // After so long nothing is left of what the creation proved, and too little of it for a hand-over long before.
+    let (granted, _, all) = handed_over_after(lease(), lease().total()).await;
+    assert!(granted < all, "broken: the turn waited for a quorum call");
+    assert!(granted >= all / 2, "broken: {granted:?} of {all:?} are too little to work under");
+}
+
 /// How many wait in row 29, and how many hand-overs are counted.
 const CROWD: usize = 1_000;
 const HANDOVERS: usize = 50;

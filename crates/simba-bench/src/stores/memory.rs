@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use simba_core::{Backend, MemoryBackend, async_trait};
 
-use crate::target::Target;
+use simba_measure::Target;
 
 /// The memory of this process: what the engine costs by itself.
 #[derive(Debug)]

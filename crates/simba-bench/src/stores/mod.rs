@@ -1,5 +1,6 @@
 //! The stores that are measured, one file each.
 
+mod curator;
 mod memory;
 mod mysql;
 mod postgres;
@@ -10,7 +11,7 @@ mod zookeeper;
 use anyhow::{Context, Result};
 use simba_core::ConnectUrl;
 
-use crate::target::Target;
+use simba_measure::Target;
 
 /// All of them, in the order of the report.
 pub(crate) const STORES: &[&dyn Target] = &[

@@ -11,8 +11,7 @@ use simba_mysql::{MySqlBackend, MySqlConfig};
 use tokio::sync::{Mutex, OnceCell};
 
 use super::url;
-use crate::caller::Caller;
-use crate::target::Target;
+use simba_measure::{Caller, Target};
 
 const VARIABLE: &str = "SIMBA_TCK_MYSQL";
 /// As many connections as the backend has for its calls.

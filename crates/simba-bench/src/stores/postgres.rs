@@ -12,8 +12,7 @@ use tokio::sync::{Notify, OnceCell};
 use tokio_postgres::{AsyncMessage, Client, NoTls, Statement};
 
 use super::url;
-use crate::caller::Caller;
-use crate::target::Target;
+use simba_measure::{Caller, Peer, Target};
 
 /// A server on this machine.
 #[derive(Debug)]
@@ -39,12 +38,60 @@ impl Target for Postgres {
         Ok(Box::new(RawCaller { raw, mutex, bell }))
     }
 
+    /// The server's own lock, which nothing survives: neither the end of its connection nor that of the server.
+    async fn peer(&self, samples: usize) -> Result<Option<Peer>> {
+        let lap = Arc::new(Lap::default());
+        let sides = [advisory(&lap, samples, self.requeue()), advisory(&lap, samples, self.requeue())];
+        futures_util::future::try_join_all(sides).await?;
+        let handovers = std::mem::take(&mut *lap.taken.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(Some(Peer { name: "pg_advisory_lock", handovers }))
+    }
+
     fn many(&self) -> usize {
         10_000
     }
 
     fn requeue(&self) -> Duration {
         Duration::from_millis(5)
+    }
+}
+
+/// What the two sides of an advisory lock share.
+#[derive(Default)]
+struct Lap {
+    released: Mutex<Option<Moment>>,
+    taken: Mutex<Vec<Duration>>,
+}
+
+impl Lap {
+    /// Somebody has it; how often it went over so far.
+    fn took(&self) -> usize {
+        let released = self.released.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.extend(released.map(|released| SystemClock.now() - released));
+        taken.len()
+    }
+
+    fn releases(&self) {
+        *self.released.lock().unwrap_or_else(PoisonError::into_inner) = Some(SystemClock.now());
+    }
+}
+
+/// Passes an advisory lock to and fro with another side, each on a connection of its own.
+async fn advisory(lap: &Lap, samples: usize, hold: Duration) -> Result<()> {
+    let (client, connection) = login()?.connect(NoTls).await?;
+    tokio::spawn(connection);
+    let take = client.prepare("SELECT pg_advisory_lock(7302)").await?;
+    let free = client.prepare("SELECT pg_advisory_unlock(7302)").await?;
+    loop {
+        client.query(&take, &[]).await?;
+        let taken = lap.took();
+        SystemClock.sleep_until(SystemClock.now() + hold).await;
+        lap.releases();
+        client.query(&free, &[]).await?;
+        if taken >= samples {
+            return Ok(());
+        }
     }
 }
 

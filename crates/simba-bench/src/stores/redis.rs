@@ -13,8 +13,7 @@ use simba_redis::{RedisBackend, RedisConfig};
 use tokio::sync::OnceCell;
 
 use super::url;
-use crate::caller::Caller;
-use crate::target::Target;
+use simba_measure::{Caller, Target};
 
 /// The server that the tests share.
 const VARIABLE: &str = "SIMBA_TCK_REDIS";

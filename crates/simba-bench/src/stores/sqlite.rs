@@ -10,8 +10,7 @@ use simba_core::{Backend, Clock, Moment, MutexName, SystemClock, async_trait};
 use simba_sqlite::{SqliteBackend, SqliteConfig};
 use tempfile::TempDir;
 
-use crate::caller::Caller;
-use crate::target::Target;
+use simba_measure::{Caller, Target};
 
 /// The embedded default.
 #[derive(Debug)]

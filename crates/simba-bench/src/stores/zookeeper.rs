@@ -5,17 +5,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use simba_core::{Backend, Clock, Moment, MutexName, SystemClock, async_trait};
+use simba_core::{Backend, Clock, ConnectUrl, Moment, MutexName, SystemClock, async_trait};
 use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{OnceCell, mpsc, oneshot};
 
-use crate::caller::Caller;
-use crate::stores::url;
-use crate::target::Target;
+use simba_measure::{Caller, Peer, Target};
 
-const VARIABLE: &str = "SIMBA_TCK_ZOOKEEPER";
+use crate::stores::{curator, url};
+
+/// A server that does not wait for its disk: else the disk is all that is measured.
+const UNSYNCED: &str = "SIMBA_BENCH_ZOOKEEPER";
+/// The one that the tests share, where there is no such server.
+const SHARED: &str = "SIMBA_TCK_ZOOKEEPER";
+
+fn address() -> Result<ConnectUrl> {
+    url(if std::env::var_os(UNSYNCED).is_some() { UNSYNCED } else { SHARED })
+}
 
 #[derive(Debug)]
 pub(crate) struct Zookeeper;
@@ -27,7 +34,7 @@ impl Target for Zookeeper {
     }
 
     async fn connect(&self) -> Result<Arc<dyn Backend>> {
-        let config = ZookeeperConfig::from_url(&url(VARIABLE)?)?;
+        let config = ZookeeperConfig::from_url(&address()?)?;
         Ok(Arc::new(ZookeeperBackend::connect(config).await?))
     }
 
@@ -40,6 +47,22 @@ impl Target for Zookeeper {
             wire.call(15, &Body::default().text(path).text("").everybody().int(0)).await?;
         }
         Ok(Box::new(RawCaller { wire, parent, node: None }))
+    }
+
+    async fn peer(&self, samples: usize) -> Result<Option<Peer>> {
+        let url = address()?;
+        let host = url.hosts().first().context("the URL names no server")?;
+        let (servers, hold) = (format!("{}:{}", host.name, host.port.unwrap_or(2181)), self.requeue());
+        let run = move || curator::handovers(&servers, samples, hold);
+        let handovers = tokio::task::spawn_blocking(run).await??;
+        Ok(Some(Peer { name: "Curator's mutex", handovers }))
+    }
+
+    fn note(&self) -> Option<&'static str> {
+        Some(match std::env::var_os(UNSYNCED) {
+            Some(_) => "the server does not wait for its disk, so that the clients' part shows",
+            None => "the server waits for its disk, which is most of what is measured here",
+        })
     }
 
     fn many(&self) -> usize {
@@ -88,7 +111,12 @@ fn number(name: &str) -> &str {
 impl Caller for RawCaller {
     async fn pairs(&mut self, count: u32) -> Result<()> {
         for _ in 0..count {
-            self.node = Some(self.create().await?);
+            // In one breath: without a look at the queue nobody knows who has the mutex.
+            let (node, names) = tokio::join!(self.create(), self.children());
+            self.node = Some(node?);
+            if names?.len() != 1 {
+                bail!("an uncontended mutex was refused");
+            }
             self.release().await?;
         }
         Ok(())
@@ -180,7 +208,7 @@ struct State {
 
 impl Wire {
     async fn connect() -> Result<Arc<Self>> {
-        let url = url(VARIABLE)?;
+        let url = address()?;
         let host = url.hosts().first().context("the URL names no server")?;
         let stream = TcpStream::connect((&*host.name, host.port.unwrap_or(2181))).await?;
         stream.set_nodelay(true)?;

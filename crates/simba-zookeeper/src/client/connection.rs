@@ -106,24 +106,23 @@ impl Wire {
             }
             Scheme::Sasl => {
                 message::sasl(1, &[], &mut writer);
-                let challenge = self.token(place, writer).await?;
+                let challenge = self.token(place, &writer).await?;
                 let mut writer = Writer::default();
                 let answer = sasl::answer(&challenge, &login.user, &login.password)
                     .ok_or_else(|| stranger(place, Malformed("the server's challenge is not DIGEST-MD5")))?;
                 message::sasl(2, answer.as_bytes(), &mut writer);
-                self.token(place, writer).await.map(drop)
+                let judged = self.token(place, &writer).await;
+                judged
+                    .map(drop)
+                    .map_err(|error| if hung_up(&error) { denied(place).with_source(error) } else { error })
             }
         }
     }
 
     /// One step of SASL.
-    async fn token(&mut self, place: &Place, writer: Writer) -> Result<Vec<u8>, Error> {
-        self.put(place, &writer).await?;
-        let frame = self.frame(place).await.map_err(|error| match error.kind() {
-            // A server that does not like the password closes the connection without a word.
-            ErrorKind::Unavailable => denied(place).with_source(error),
-            _ => error,
-        })?;
+    async fn token(&mut self, place: &Place, writer: &Writer) -> Result<Vec<u8>, Error> {
+        self.put(place, writer).await?;
+        let frame = self.frame(place).await?;
         let mut reader = Reader::new(&frame);
         accepted(place, &mut reader)?;
         let token = reader.buffer().map_err(|malformed| stranger(place, malformed))?;
@@ -147,6 +146,12 @@ impl Wire {
             }
         }
     }
+}
+
+/// A server that does not like the password closes the connection without a word. One that broke is another matter.
+fn hung_up(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
 }
 
 fn accepted(place: &Place, reader: &mut Reader<'_>) -> Result<(), Error> {

@@ -20,6 +20,11 @@ use super::watches::Watches;
 use super::work::{Check, Job, Work};
 use super::{Command, Shared, Urgency};
 
+/// How long a renewal waits for others to go with it, at the most.
+const GATHERING: Duration = Duration::from_millis(20);
+/// How long a request waits that nobody may need by then, at the most.
+const LATER: Duration = Duration::from_millis(50);
+
 /// The requests of a session, whatever connection it has.
 pub(super) struct Desk {
     pub(super) work: Work,
@@ -50,6 +55,8 @@ impl Desk {
     fn take(&mut self, command: Command) {
         match command {
             Command::Do(job) => self.work.jobs.push_back(job),
+            Command::Both(one, other) => self.work.jobs.extend([one, other]),
+            Command::Later(job) => self.work.later.push(job),
             Command::Check(check, urgency) => {
                 self.work.urgent |= urgency == Urgency::Turn;
                 self.work.checks.push(check);
@@ -81,6 +88,8 @@ struct Flight {
 enum Cargo {
     Job(Job),
     Checks(Vec<Check>),
+    /// For those who wait: their session is to be proven when their turn comes.
+    Vigil,
     Close,
 }
 
@@ -126,30 +135,20 @@ impl Link {
         // then heard of us within the last third, and a deadline at two thirds after a quorum call is sound.
         let (beat, patience) = (self.timeout / 12, self.timeout / 3);
         let mut tick = clock.sleep_until(clock.now() + beat);
-        let mut gather: Option<Sleep> = None;
+        let (mut gather, mut later) = (None, None);
         loop {
-            if desk.work.urgent || desk.ends() {
-                gather = None;
-                self.send(desk, true);
-            } else {
-                self.send(desk, false);
-                if !desk.work.checks.is_empty() && gather.is_none() {
-                    gather = Some(clock.sleep_until(clock.now() + gathering(self.timeout)));
-                }
-            }
+            let at_once = desk.work.urgent || desk.ends();
+            self.send(desk, at_once);
+            set(&mut gather, !desk.work.checks.is_empty(), GATHERING.min(self.timeout / 100), &*clock);
+            set(&mut later, !desk.work.later.is_empty(), LATER.min(beat), &*clock);
             let pending = !self.out.bytes().is_empty();
             tokio::select! {
                 biased;
-                read = self.wire.frames.fill(&mut self.wire.reader) => match read {
-                    Ok(true) => match self.read(desk, life) {
-                        Ok(None) => {}
-                        Ok(Some(end)) => return end,
-                        Err(malformed) => return End::Broken(malformed.to_string()),
-                    },
-                    Ok(false) if self.closing => return End::Closed,
-                    Ok(false) => return End::Broken("the server closed the connection".into()),
-                    Err(error) => return End::Broken(error.to_string()),
-                },
+                read = self.wire.frames.fill(&mut self.wire.reader) => {
+                    if let Some(end) = self.came(read, desk, life) {
+                        return end;
+                    }
+                }
                 written = put(&mut self.wire.writer, self.out.bytes()), if pending || !self.flushed => match written {
                     Ok(count) => {
                         self.out.sent(count);
@@ -158,16 +157,14 @@ impl Link {
                     Err(error) => return End::Broken(error.to_string()),
                 },
                 () = desk.receive(), if !desk.ends() => {}
-                () = gathered(&mut gather) => {
-                    gather = None;
-                    self.send(desk, true);
-                }
+                () = over(&mut gather) => self.send(desk, true),
+                () = over(&mut later) => desk.work.hurry(),
                 () = &mut tick => {
                     tick = clock.sleep_until(clock.now() + beat);
                     if self.waited(clock.now()) >= patience {
                         return End::Broken(format!("the server was silent for {patience:?}"));
                     }
-                    self.beat(clock.now());
+                    self.beat(clock.now(), &desk.shared);
                 }
             }
         }
@@ -179,11 +176,28 @@ impl Link {
         oldest.map_or(Duration::ZERO, |sent| now - sent)
     }
 
-    fn beat(&mut self, now: Moment) {
+    fn beat(&mut self, now: Moment, shared: &Shared) {
         if self.ping.is_none() && !self.closing {
             message::ping(&mut self.out);
             self.ping = Some(now);
         }
+        self.keep_vigil(now, shared);
+    }
+
+    /// Has a quorum show that the session lives, while somebody waits: whose turn comes then has it by one look.
+    fn keep_vigil(&mut self, now: Moment, shared: &Shared) {
+        let lease = self.timeout / 3 * 2;
+        let fresh = shared.proofs.left(self.session, now, lease) >= self.timeout / 2;
+        if fresh || self.closing || self.flights.iter().any(|flight| matches!(flight.what, Cargo::Vigil)) {
+            return;
+        }
+        if !self.watches.anybody_waits(|topic| shared.bells.has(topic)) {
+            return;
+        }
+        let xid = self.next_xid();
+        // It is there for as long as anybody waits below it.
+        message::checks(xid, std::iter::once(&*shared.root), &mut self.out);
+        self.flights.push_back(Flight { xid, sent: now, what: Cargo::Vigil });
     }
 
     // ===== out =====
@@ -224,6 +238,19 @@ impl Link {
 
     // ===== in =====
 
+    /// Takes what a read brought; gives what it means for the connection, if that is its end.
+    fn came(&mut self, read: io::Result<bool>, desk: &mut Desk, life: &mut Life) -> Option<End> {
+        match read {
+            Ok(true) => match self.read(desk, life) {
+                Ok(end) => end,
+                Err(malformed) => Some(End::Broken(malformed.to_string())),
+            },
+            Ok(false) if self.closing => Some(End::Closed),
+            Ok(false) => Some(End::Broken("the server closed the connection".into())),
+            Err(error) => Some(End::Broken(error.to_string())),
+        }
+    }
+
     /// Takes all answers that came.
     fn read(&mut self, desk: &mut Desk, life: &mut Life) -> Result<Option<End>, Malformed> {
         loop {
@@ -254,7 +281,7 @@ impl Link {
             xid => {
                 let flight = self.flights.pop_front().filter(|flight| flight.xid == xid);
                 let flight = flight.ok_or(Malformed("an answer came for another request"))?;
-                return self.landed(flight.what, Code::of(header.error), &mut body, desk);
+                return self.landed(flight, Code::of(header.error), &mut body, desk);
             }
         }
         Ok(None)
@@ -262,19 +289,20 @@ impl Link {
 
     fn event(&mut self, body: &mut Reader<'_>, shared: &Shared) -> Result<(), Malformed> {
         for topic in self.watches.fired(message::event(body)?) {
-            shared.hub.ring(&topic);
+            shared.bells.ring(topic);
         }
         Ok(())
     }
 
     fn landed(
         &mut self,
-        what: Cargo,
+        flight: Flight,
         error: Option<Code>,
         body: &mut Reader<'_>,
         desk: &mut Desk,
     ) -> Result<Option<End>, Malformed> {
-        match (what, error) {
+        let sent = flight.sent;
+        match (flight.what, error) {
             (Cargo::Close, _) => return Ok(Some(End::Closed)),
             (Cargo::Job(job), Some(code)) => {
                 // A watch on a node that is not there yet.
@@ -286,6 +314,9 @@ impl Link {
             }
             (Cargo::Job(job), None) => {
                 let reply = job.request.read(body)?;
+                if job.request.is_write() {
+                    desk.shared.proofs.add(self.session, sent);
+                }
                 self.watch(&job);
                 desk.work.jobs.extend(job.conclude(Ok(reply)));
             }
@@ -295,10 +326,23 @@ impl Link {
             }
             (Cargo::Checks(checks), None) => {
                 let errors = message::checked(body, checks.len())?;
+                self.prove(&errors, sent, &desk.shared);
                 self.checked(checks, &errors, desk);
+            }
+            (Cargo::Vigil, Some(code)) => return Ok(end_of(code)),
+            (Cargo::Vigil, None) => {
+                let errors = message::checked(body, 1)?;
+                self.prove(&errors, sent, &desk.shared);
             }
         }
         Ok(None)
+    }
+
+    /// Checks that all went well are a proof. Of others it is not asked what they prove.
+    fn prove(&self, errors: &[i32], sent: Moment, shared: &Shared) {
+        if !errors.is_empty() && errors.iter().all(|error| *error == 0) {
+            shared.proofs.add(self.session, sent);
+        }
     }
 
     fn watch(&mut self, job: &Job) {
@@ -334,7 +378,7 @@ impl Link {
                 Cargo::Checks(checks) => {
                     checks.into_iter().for_each(|check| check.conclude(Err(Failure::Lost)));
                 }
-                Cargo::Close => {}
+                Cargo::Vigil | Cargo::Close => {}
             }
         }
         for job in again.into_iter().rev() {
@@ -348,11 +392,6 @@ const fn end_of(code: Code) -> Option<End> {
         Code::SessionExpired => Some(End::Expired),
         _ => None,
     }
-}
-
-/// How long a renewal waits for others to go with it.
-fn gathering(timeout: Duration) -> Duration {
-    (timeout / 100).min(Duration::from_millis(20))
 }
 
 /// Writes what there is, or flushes if there is nothing.
@@ -371,8 +410,16 @@ async fn put(writer: &mut (impl AsyncWrite + Unpin + Send), bytes: &[u8]) -> io:
     }
 }
 
-async fn gathered(gather: &mut Option<Sleep>) {
-    match gather {
+/// Sets a timer that is wanted and does not run yet, or puts it away.
+fn set(timer: &mut Option<Sleep>, wanted: bool, delay: Duration, clock: &dyn Clock) {
+    match timer {
+        Some(_) if wanted => {}
+        _ => *timer = wanted.then(|| clock.sleep_until(clock.now() + delay)),
+    }
+}
+
+async fn over(timer: &mut Option<Sleep>) {
+    match timer {
         Some(sleep) => sleep.await,
         None => std::future::pending().await,
     }
@@ -386,12 +433,12 @@ impl Shared {
         self.session.store(session, Ordering::Release);
         self.connection.fetch_add(1, Ordering::AcqRel);
         self.state.send_replace(Some(Ok(())));
-        self.hub.ring_all();
+        self.bells.ring_all();
     }
 
     /// The store has nothing of this session any more.
     pub(super) fn expired(&self) {
         self.session.store(0, Ordering::Release);
-        self.hub.ring_all();
+        self.bells.ring_all();
     }
 }

@@ -91,6 +91,11 @@ impl Request {
         })
     }
 
+    /// Whether it takes a quorum to carry it out, and a session that lives.
+    pub(super) const fn is_write(&self) -> bool {
+        matches!(self, Self::Create { .. } | Self::Delete { .. })
+    }
+
     /// What is watched once the request is answered.
     pub(super) fn watched(&self) -> Option<&str> {
         match self {
@@ -186,13 +191,15 @@ pub(super) fn checks<'a>(xid: i32, paths: impl Iterator<Item = &'a str>, writer:
     });
 }
 
-/// The error of each check, 0 for none. There are never more of them than checks, nor than the message has room
-/// for.
+/// The error of each check, 0 for none: as many as there are checks, or those without one would be asked for ever.
 pub(super) fn checked(body: &mut Reader<'_>, count: usize) -> Result<Vec<i32>, Malformed> {
     let mut errors = Vec::new();
     loop {
         let (kind, done, _) = (body.int()?, body.bool()?, body.int()?);
         match kind {
+            _ if done && errors.len() < count => {
+                return Err(Malformed("fewer checks are answered than were asked for"));
+            }
             _ if done => return Ok(errors),
             kind::ERROR => errors.push(body.int()?),
             kind::CHECK => errors.push(0),
@@ -290,6 +297,7 @@ mod tests {
         writer.int(-1).bool(true).int(-1);
         assert_eq!(checked(&mut Reader::new(writer.bytes()), 3).unwrap(), [0, -101, -2]);
         assert!(checked(&mut Reader::new(writer.bytes()), 2).is_err(), "an answer too many");
+        assert!(checked(&mut Reader::new(writer.bytes()), 4).is_err(), "an answer too few");
     }
 
     proptest! {

@@ -4,6 +4,7 @@
 //! creation that nobody waits for any more is undone, and watches end with their connection, whose next one wakes
 //! everybody.
 
+mod bells;
 mod code;
 mod connection;
 mod failure;
@@ -11,6 +12,7 @@ mod frame;
 mod jute;
 mod link;
 mod message;
+mod proof;
 mod sasl;
 mod supervisor;
 mod watches;
@@ -20,27 +22,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use simba_core::{Clock, Error, Hub, within};
+use simba_core::{Clock, Error, Moment, within};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use bells::Bells;
+pub(crate) use bells::{Ear, Ring, Topic};
 pub(crate) use code::Code;
 pub(crate) use connection::srvr;
 pub(crate) use failure::Failure;
 pub(crate) use message::{Access, Mode, Reply, Request, Stat};
+use proof::Proofs;
 use supervisor::Supervisor;
 pub(crate) use work::Outcome;
 use work::{Check, Job, Then};
 
 use crate::config::ZookeeperConfig;
-
-/// Whom a hint is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Topic {
-    /// The contender whose turn it may be, or who only looks.
-    Turn(u64),
-    /// The contender who may have lost its node.
-    Own(u64),
-}
+use crate::paths::Paths;
 
 /// Whether somebody waits for a check to begin its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +50,10 @@ pub(crate) enum Urgency {
 
 enum Command {
     Do(Job),
+    /// The one, and the other in the same breath.
+    Both(Job, Job),
+    /// In a moment, if somebody still waits for it then.
+    Later(Job),
     Check(Check, Urgency),
     Close(oneshot::Sender<()>),
 }
@@ -66,8 +67,10 @@ struct Shared {
     timeout: AtomicU32,
     /// How many connections there have been.
     connection: AtomicU64,
-    hub: Hub<Topic>,
-    callers: AtomicU64,
+    /// The node with all mutexes.
+    root: String,
+    bells: Arc<Bells>,
+    proofs: Proofs,
     /// How the last try to connect went; nothing before the first.
     state: watch::Sender<Option<Result<(), Error>>>,
 }
@@ -78,6 +81,7 @@ pub(crate) struct Client {
     commands: mpsc::UnboundedSender<Command>,
     shared: Arc<Shared>,
     clock: Arc<dyn Clock>,
+    config: Arc<ZookeeperConfig>,
 }
 
 impl Client {
@@ -89,13 +93,15 @@ impl Client {
             session: AtomicI64::new(0),
             timeout: AtomicU32::new(millis),
             connection: AtomicU64::new(0),
-            hub: Hub::local(),
-            callers: AtomicU64::new(0),
+            root: config.paths().root(),
+            bells: Arc::default(),
+            proofs: Proofs::default(),
             state: watch::Sender::new(None),
         });
-        let supervisor = Supervisor::new(config, millis, Arc::clone(&clock), Arc::clone(&shared), inbox);
+        let supervisor =
+            Supervisor::new(Arc::clone(&config), millis, Arc::clone(&clock), Arc::clone(&shared), inbox);
         tokio::spawn(supervisor.run());
-        Self { commands, shared, clock }
+        Self { commands, shared, clock, config }
     }
 
     /// Waits until the first try to connect is over.
@@ -120,13 +126,32 @@ impl Client {
         self.shared.connection.load(Ordering::Acquire)
     }
 
-    pub(crate) fn hub(&self) -> &Hub<Topic> {
-        &self.shared.hub
+    pub(crate) fn config(&self) -> &ZookeeperConfig {
+        &self.config
     }
 
-    /// A number that no other caller has.
-    pub(crate) fn caller(&self) -> u64 {
-        self.shared.callers.fetch_add(1, Ordering::Relaxed)
+    pub(crate) fn paths(&self) -> Paths<'_> {
+        self.config.paths()
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    /// How long a holder may count on a session from one sign of life that a quorum has seen: two thirds. The
+    /// leader of the ensemble may have heard of it last a third of the timeout before.
+    pub(crate) fn lease(&self) -> Duration {
+        self.timeout() / 3 * 2
+    }
+
+    /// How much of its lease a session has left at this moment, by the last quorum call that was answered.
+    pub(crate) fn left(&self, session: i64, at: Moment) -> Duration {
+        self.shared.proofs.left(session, at, self.lease())
+    }
+
+    /// Begins to listen for hints.
+    pub(crate) fn ear(&self) -> Ear {
+        self.shared.bells.ear()
     }
 
     /// Hands a request over. A creation whose receiver is dropped is undone.
@@ -136,15 +161,35 @@ impl Client {
         outcome
     }
 
+    /// Hands two requests over that are to be sent together, and carried out one after the other.
+    pub(crate) fn send_both(
+        &self,
+        one: Request,
+        other: Request,
+    ) -> (oneshot::Receiver<Outcome>, oneshot::Receiver<Outcome>) {
+        let ((to_one, of_one), (to_other, of_other)) = (oneshot::channel(), oneshot::channel());
+        let one = Job { request: one, topic: None, then: Then::Answer(to_one) };
+        let other = Job { request: other, topic: None, then: Then::Answer(to_other) };
+        self.command(Command::Both(one, other));
+        (of_one, of_other)
+    }
+
+    /// Hands a request over that is sent in a moment, and not at all if its receiver is dropped before.
+    pub(crate) fn send_later(&self, request: Request, topic: Topic) -> oneshot::Receiver<Outcome> {
+        let (to, outcome) = oneshot::channel();
+        self.command(Command::Later(Job { request, topic: Some(topic), then: Then::Answer(to) }));
+        outcome
+    }
+
     /// Makes a request and waits for its outcome.
     pub(crate) async fn call(&self, request: Request) -> Outcome {
         heard(&mut self.send(request, None)).await
     }
 
     /// Asks whether a node exists, by a quorum; gives the session that the answer holds for.
-    pub(crate) fn check(&self, path: &str, urgency: Urgency) -> oneshot::Receiver<Result<i64, Failure>> {
+    pub(crate) fn check(&self, path: String, urgency: Urgency) -> oneshot::Receiver<Result<i64, Failure>> {
         let (to, outcome) = oneshot::channel();
-        self.command(Command::Check(Check { path: path.to_owned(), to }, urgency));
+        self.command(Command::Check(Check { path, to }, urgency));
         outcome
     }
 

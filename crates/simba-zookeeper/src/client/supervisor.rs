@@ -195,7 +195,13 @@ async fn ended(
                 return;
             }
             Some(Command::Do(job)) => work.jobs.push_back(job),
-            Some(Command::Check(check, _)) => work.checks.push(check),
+            Some(Command::Both(one, other)) => work.jobs.extend([one, other]),
+            Some(Command::Later(job)) => work.later.push(job),
+            Some(Command::Check(check, _)) => {
+                // It has waited long enough for others by the time that it can be sent.
+                work.urgent = true;
+                work.checks.push(check);
+            }
         }
     }
 }

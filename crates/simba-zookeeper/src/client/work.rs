@@ -5,7 +5,7 @@ use std::mem;
 
 use tokio::sync::oneshot;
 
-use super::Topic;
+use super::bells::Topic;
 use super::failure::Failure;
 use super::message::{Mode, Reply, Request};
 
@@ -55,13 +55,19 @@ impl Job {
                 Ok(()) => Vec::new(),
                 Err(unheard) => undo(&self.request, &unheard),
             },
-            (Then::Insist, _) => Vec::new(),
+            (Then::Insist, outcome) => {
+                tell_of_leftovers(&outcome);
+                Vec::new()
+            }
             (Then::Sweep { parent, prefix }, Ok(Reply::Children(names))) => names
                 .iter()
                 .filter(|name| name.starts_with(&prefix))
                 .map(|name| Self::forget(format!("{parent}/{name}")))
                 .collect(),
-            (Then::Sweep { .. }, _) => Vec::new(),
+            (Then::Sweep { .. }, outcome) => {
+                tell_of_leftovers(&outcome);
+                Vec::new()
+            }
         }
     }
 
@@ -71,6 +77,16 @@ impl Job {
             Then::Answer(_) => self.conclude(Err(Failure::Lost)),
             Then::Insist | Then::Sweep { .. } => vec![self],
         }
+    }
+}
+
+/// Nobody waits for what is done in the background: if the server refuses it, a person is told.
+fn tell_of_leftovers(outcome: &Outcome) {
+    match outcome {
+        Err(failure @ Failure::Refused(_)) if !failure.is_no_node() => {
+            tracing::warn!(%failure, "a node that is not needed stays until its session ends");
+        }
+        _ => {}
     }
 }
 
@@ -104,6 +120,8 @@ impl Check {
 pub(super) struct Work {
     pub(super) jobs: VecDeque<Job>,
     pub(super) checks: Vec<Check>,
+    /// What is sent in a moment, if somebody still waits for it then.
+    pub(super) later: Vec<Job>,
     /// A check that somebody waits for to begin its work.
     pub(super) urgent: bool,
 }
@@ -129,8 +147,14 @@ impl Work {
         mem::replace(&mut self.checks, rest)
     }
 
+    /// The moment has come for what was put off.
+    pub(super) fn hurry(&mut self) {
+        self.jobs.extend(mem::take(&mut self.later));
+    }
+
     /// Fails what somebody waits for, and keeps what has to be done anyway.
     pub(super) fn fail(&mut self, failure: &Failure) {
+        self.hurry();
         for job in mem::take(&mut self.jobs) {
             match job.then {
                 Then::Answer(_) => {
