@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 /// How long a server may take to end by itself, and then to be gone once killed.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -95,10 +95,9 @@ impl Record {
             return Ok(());
         }
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).context("not a process id")?;
-        gone_is_fine(kill_process(pid, Signal::TERM))?;
-        if self.ends() {
-            return Ok(());
-        }
+        gone_is_fine(kill_process_group(pid, Signal::TERM))?;
+        self.ends();
+        // What a server of several processes leaves behind, too.
         gone_is_fine(kill_process_group(pid, Signal::KILL))?;
         ensure!(self.ends(), "process {} survives being killed", self.pid);
         Ok(())
@@ -194,6 +193,23 @@ mod tests {
         record.stop().unwrap();
         assert!(!record.is_alive());
         assert!(!child.wait().unwrap().success());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_server_of_several_processes_is_stopped_as_a_whole() {
+        let data = Scratch::new("several");
+        let (mut child, record) = start("sleep 3600 & echo $! >node; wait", &data.0);
+        let node = data.0.join("node");
+        while fs::read_to_string(&node).unwrap_or_default().is_empty() {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let pid = fs::read_to_string(&node).unwrap().trim().parse().unwrap();
+        let node = Record { pid, url: String::new(), address: record.address, dir: data.0.clone() };
+        assert!(node.is_alive());
+        record.stop().unwrap();
+        assert!(node.ends(), "its second process is still there");
+        child.wait().unwrap();
     }
 
     #[test]
