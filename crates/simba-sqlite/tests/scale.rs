@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::fs::DirEntry;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,28 +12,45 @@ use std::time::Duration;
 
 use common::Sqlite;
 use simba_core::{Lease, Simba};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 
 /// One at a time: all tests of a program share its threads and files.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-/// How many files this process has open at the store, and how many threads for it.
+/// Waits for the turn of a test, and for the threads of the one before it, which end a little after it.
+async fn alone() -> MutexGuard<'static, ()> {
+    let alone = ALONE.lock().await;
+    while threads() > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    alone
+}
+
+fn entries(what: &str) -> impl Iterator<Item = DirEntry> {
+    std::fs::read_dir(format!("/proc/self/{what}")).unwrap().flatten()
+}
+
+/// How many threads this process has for its stores.
+fn threads() -> usize {
+    let ours = |task: &DirEntry| {
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        name.starts_with("simba-sqlite") || name.starts_with("notify")
+    };
+    entries("task").filter(ours).count()
+}
+
+/// How many files this process has open at the store, and how many threads.
 fn in_use(store: &Sqlite) -> (usize, usize) {
-    let entries = |what| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().flatten();
     let folder = store.path().parent().unwrap();
     let ours = |link: &Path| link.starts_with(folder) || link.ends_with("anon_inode:inotify");
     let files = entries("fd").filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|link| ours(&link)));
-    let threads = entries("task").filter(|task| {
-        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-        name.starts_with("simba-sqlite") || name.starts_with("notify")
-    });
-    (files.count(), threads.count())
+    (files.count(), threads())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_held_mutexes_take_no_more_files_and_threads_than_one() {
     const MANY: usize = 10_000;
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let store = Sqlite::new();
     let lease = Lease::new(Duration::from_secs(12), Duration::from_secs(12)).unwrap();
     let simba = Simba::builder(Arc::new(store.backend().await)).lease(lease).build();
@@ -61,7 +79,7 @@ async fn ten_thousand_held_mutexes_take_no_more_files_and_threads_than_one() {
 async fn many_handles_in_one_process_take_turns() {
     const HANDLES: usize = 20;
     const TURNS: usize = 5;
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let (store, counter) = (Sqlite::new(), Arc::new(AtomicUsize::new(0)));
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..HANDLES {
@@ -86,7 +104,7 @@ async fn many_handles_in_one_process_take_turns() {
 /// Whoever closes last leaves one file, and a bell.
 #[tokio::test]
 async fn a_closed_handle_leaves_no_journal_and_no_thread() {
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let store = Sqlite::new();
     for _ in 0..3 {
         let (simba, other) = (store.simba().await, store.simba().await);
@@ -113,7 +131,7 @@ async fn a_closed_handle_leaves_no_journal_and_no_thread() {
 /// that looks at the file, or another process takes the journal away under us.
 #[tokio::test]
 async fn a_second_handle_costs_the_first_none_of_its_locks() {
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let store = Sqlite::new();
     let locks = || {
         let inode =
