@@ -75,6 +75,16 @@ pub(crate) fn fault(error: Mysql, table: &TableName) -> Fault {
     }
 }
 
+/// Why there is no connection.
+pub(crate) fn unreached(error: Mysql, table: &TableName) -> Error {
+    match error {
+        Mysql::Io(IoError::Io(error)) if !is_tls(&error) => {
+            gone("no connection to the server: check the host, the port and that it runs").with_source(error)
+        }
+        error => fault(error, table).into_error(),
+    }
+}
+
 pub(crate) fn gone(message: &'static str) -> Error {
     Error::new(ErrorKind::Unavailable, message).with_backend(NAME)
 }

@@ -13,7 +13,7 @@ use mysql_async::{Conn, Value};
 use simba_core::{Error, ErrorKind, Moment, Result, within};
 use simba_net::Backoff;
 
-use crate::error::{Fault, NAME, fault};
+use crate::error::{Fault, NAME, fault, unreached};
 use crate::row::{Columns, Row};
 use crate::server_clock::Reading;
 use crate::site::Site;
@@ -129,9 +129,7 @@ impl Link {
     async fn connect(&self) -> Result<Conn> {
         let limit = self.site.config.connect_timeout;
         match within(&*self.site.clock, limit, Conn::new(self.site.opts())).await {
-            Some(connected) => {
-                connected.map_err(|error| fault(error, self.site.statements.table()).into_error())
-            }
+            Some(connected) => connected.map_err(|error| unreached(error, self.site.statements.table())),
             None => Err(unanswered("no connection to the server", limit)),
         }
     }

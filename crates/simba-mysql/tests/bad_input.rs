@@ -33,7 +33,7 @@ async fn first_lock(url: &str) -> Error {
 async fn a_server_that_is_not_there_is_unavailable() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = connect(&common::least_url(nobody)).await.err().unwrap();
-    assert_told(&error, ErrorKind::Unavailable, "connection");
+    assert_told(&error, ErrorKind::Unavailable, "check the host");
     // Somebody who accepts and says nothing.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("{}?connect-timeout=200ms", common::least_url(silent.local_addr().unwrap()));
