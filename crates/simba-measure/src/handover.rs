@@ -23,69 +23,80 @@ const QUEUE_UP: Duration = Duration::from_secs(30);
 /// What the store says.
 pub async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
     let (rounds, samples) = effort.pick((2, 200), (5, 1_000));
-    let crowd = target.waiters();
     let backend = target.connect().await?;
     let simba = target.handle(&backend);
-    let course = Course {
-        backend: Arc::clone(&backend),
-        simba: simba.clone(),
-        hold: target.requeue(),
-        samples: target.samples(samples),
-    };
-    let [mut floor, mut one, mut many] = [const { Vec::new() }; 3];
-    let mut peers: Option<Peer> = None;
+    let course =
+        Course { simba: simba.clone(), backend, hold: target.requeue(), samples: target.samples(samples) };
+    let mut taken = Taken::default();
     // In turns, so that a busy moment of the machine hits all.
     for round in 0..rounds {
-        let mutex = |kind: &str| target.mutex(kind, round);
-        if target.raw_waits() {
-            let raw = mutex("raw")?;
-            let pair =
-                vec![target.raw(&backend, raw.clone()).await?, target.raw(&backend, raw.clone()).await?];
-            // They wait by their own means, which the backend does not see.
-            floor.extend(course.run(&raw, pair, 0).await?);
-        }
-        if let Some(peer) = target.peer(course.samples).await? {
-            match &mut peers {
-                Some(peers) => peers.handovers.extend(peer.handovers),
-                None => peers = Some(peer),
-            }
-        }
-        for (mutex, waiters, taken) in [(mutex("one")?, 1, &mut one), (mutex("many")?, crowd, &mut many)] {
-            taken.extend(course.run(&mutex, ours(&simba, &mutex, waiters), waiters + 1).await?);
-        }
+        taken.round(target, &course, round).await?;
     }
     simba.shutdown().await;
-    for all in [&mut floor, &mut one, &mut many] {
-        all.sort_unstable();
-    }
-    let micros = |all: &[Duration], percent| percentile(all, percent).as_secs_f64() * 1e6;
-    let mut rows = Vec::new();
-    for (waiters, all) in [("1 waiter".to_owned(), &one), (format!("{crowd} waiters"), &many)] {
-        for percent in [50, 99] {
-            let name = format!("hand-over p{percent}, {waiters}");
-            let row = Row::new(target, name, Unit::Micros, micros(all, percent));
-            let has_floor = !floor.is_empty();
-            rows.push(if has_floor { row.floor(micros(&floor, percent)) } else { row });
-        }
-    }
-    // The first of them is the one that the design speaks of.
-    let first = rows.remove(0).goal(target.handover_goal());
-    rows.insert(0, first);
-    if let Some(Peer { name, mut handovers }) = peers {
-        handovers.sort_unstable();
-        let row = Row::new(target, format!("hand-over p50 to {name}"), Unit::Micros, micros(&one, 50));
-        rows.push(row.floor(micros(&handovers, 50)).goal("ratio <= 1"));
-    }
-    let name = format!("hand-over p50, {crowd} waiters to 1");
-    rows.push(
-        Row::new(target, name, Unit::Micros, micros(&many, 50)).floor(micros(&one, 50)).goal("ratio <= 2"),
-    );
-    Ok(rows)
+    Ok(taken.rows(target))
 }
 
-fn ours(simba: &Simba, mutex: &MutexName, waiters: usize) -> Vec<Box<dyn Caller>> {
-    let caller = || Box::new(LockerCaller::new(simba.locker(mutex.clone()))) as Box<dyn Caller>;
-    std::iter::repeat_with(caller).take(waiters + 1).collect()
+/// How long hand-overs took.
+#[derive(Default)]
+struct Taken {
+    floor: Vec<Duration>,
+    one: Vec<Duration>,
+    many: Vec<Duration>,
+    peer: Option<Peer>,
+}
+
+impl Taken {
+    async fn round(&mut self, target: &dyn Target, course: &Course, round: usize) -> Result<()> {
+        if target.raw_waits() {
+            let (raw, backend) = (target.mutex("raw", round)?, &course.backend);
+            let pair = vec![target.raw(backend, raw.clone()).await?, target.raw(backend, raw.clone()).await?];
+            // They wait by their own means, which the backend does not see.
+            self.floor.extend(course.run(&raw, pair, 0).await?);
+        }
+        if let Some(peer) = target.peer(course.samples).await? {
+            match &mut self.peer {
+                Some(known) => known.handovers.extend(peer.handovers),
+                None => self.peer = Some(peer),
+            }
+        }
+        self.one.extend(course.ours(&target.mutex("one", round)?, 1).await?);
+        self.many.extend(course.ours(&target.mutex("many", round)?, target.waiters()).await?);
+        Ok(())
+    }
+
+    fn rows(mut self, target: &dyn Target) -> Vec<Row> {
+        for all in [&mut self.floor, &mut self.one, &mut self.many] {
+            all.sort_unstable();
+        }
+        let crowd = target.waiters();
+        let mut rows = self.of(target, "1 waiter", &self.one).to_vec();
+        // The first of them is the one that the design speaks of.
+        let first = rows.remove(0).goal(target.handover_goal());
+        rows.insert(0, first);
+        rows.extend(self.of(target, &format!("{crowd} waiters"), &self.many));
+        let row = |name, all: &[Duration]| Row::new(target, name, Unit::Micros, micros(all, 50));
+        if let Some(Peer { name, mut handovers }) = self.peer.take() {
+            handovers.sort_unstable();
+            let row = row(format!("hand-over p50 to {name}"), &self.one);
+            rows.push(row.floor(micros(&handovers, 50)).goal("ratio <= 1"));
+        }
+        let row = row(format!("hand-over p50, {crowd} waiters to 1"), &self.many);
+        rows.push(row.floor(micros(&self.one, 50)).goal("ratio <= 2"));
+        rows
+    }
+
+    /// The middle and the worst of some, beside the floor.
+    fn of(&self, target: &dyn Target, waiters: &str, all: &[Duration]) -> [Row; 2] {
+        [50, 99].map(|percent| {
+            let name = format!("hand-over p{percent}, {waiters}");
+            let row = Row::new(target, name, Unit::Micros, micros(all, percent));
+            if self.floor.is_empty() { row } else { row.floor(micros(&self.floor, percent)) }
+        })
+    }
+}
+
+fn micros(all: &[Duration], percent: usize) -> f64 {
+    percentile(all, percent).as_secs_f64() * 1e6
 }
 
 /// A mutex goes round: one caller holds it, all others wait.
@@ -105,6 +116,13 @@ struct Lap {
 }
 
 impl Course {
+    /// Among our own callers.
+    async fn ours(&self, mutex: &MutexName, waiters: usize) -> Result<Vec<Duration>> {
+        let caller = || Box::new(LockerCaller::new(self.simba.locker(mutex.clone()))) as Box<dyn Caller>;
+        let callers = std::iter::repeat_with(caller).take(waiters + 1).collect();
+        self.run(mutex, callers, waiters + 1).await
+    }
+
     /// Passes the mutex on among the callers until there are enough samples. Begins once so many wait.
     async fn run(
         &self,
