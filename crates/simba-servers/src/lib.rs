@@ -16,6 +16,7 @@
 //! ```
 
 mod certificates;
+mod curator;
 mod debian;
 mod disk;
 mod ensemble;
@@ -27,6 +28,7 @@ mod setup;
 mod shared;
 
 pub use certificates::Certificates;
+pub use curator::curator_classpath;
 pub use debian::install_tools;
 pub use disk::SmallDisk;
 pub use ensemble::{Ensemble, EnsemblePlan};

@@ -14,30 +14,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::{Zookeeper, lease};
 use simba_core::{MutexName, Simba, Tenure};
-use simba_servers::shared;
+use simba_servers::{curator_classpath, shared};
 use simba_tck::{Network, rounds};
 use tokio::time::{Instant, sleep};
 
-const JARS: &[&str] = &[
-    "curator-client",
-    "curator-framework",
-    "curator-recipes",
-    "guava",
-    "failureaccess",
-    "zookeeper",
-    "zookeeper-jute",
-    "slf4j-api",
-    "slf4j-nop",
-];
-
-fn classpath(dir: &Path) -> String {
-    let jars = JARS.iter().map(|jar| format!("/usr/share/java/{jar}.jar"));
-    jars.chain([dir.display().to_string()]).collect::<Vec<_>>().join(":")
-}
-
 fn compile(dir: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/java/Contender.java");
-    let compiled = Command::new("javac").args(["-cp", &classpath(dir), "-d"]).arg(dir).arg(source).status();
+    let compiled =
+        Command::new("javac").args(["-cp", &curator_classpath(dir), "-d"]).arg(dir).arg(source).status();
     assert!(compiled.unwrap().success(), "the contender of the other kind does not compile");
 }
 
@@ -52,7 +36,7 @@ impl Jvm {
                 "-XX:+UseSerialGC",
                 "-Xmx64m",
                 "-cp",
-                &classpath(dir),
+                &curator_classpath(dir),
                 "Contender",
             ])
             .args([servers, &format!("/simba/{mutex}"), id])

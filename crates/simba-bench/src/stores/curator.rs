@@ -5,36 +5,31 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use simba_servers::curator_classpath;
 
 const SOURCE: &str = include_str!("../../java/CuratorMutex.java");
-
-const JARS: &[&str] = &[
-    "curator-client",
-    "curator-framework",
-    "curator-recipes",
-    "guava",
-    "failureaccess",
-    "zookeeper",
-    "zookeeper-jute",
-    "slf4j-api",
-    "slf4j-nop",
-];
 
 /// How long each hand-over took, of so many between two clients that hold the mutex for so long.
 pub(super) fn handovers(servers: &str, samples: usize, hold: Duration) -> Result<Vec<Duration>> {
     let dir = tempfile::tempdir()?;
     std::fs::write(dir.path().join("CuratorMutex.java"), SOURCE)?;
-    output(Command::new("javac").args(["-cp", &classpath(dir.path()), "CuratorMutex.java"]), dir.path())?;
+    output(
+        Command::new("javac").args(["-cp", &curator_classpath(dir.path()), "CuratorMutex.java"]),
+        dir.path(),
+    )?;
     let path = format!("/peer-{}", std::process::id());
     let mut java = Command::new("java");
-    java.args(["-XX:+UseSerialGC", "-Xmx64m", "-cp", &classpath(dir.path()), "CuratorMutex", servers, &path]);
+    java.args([
+        "-XX:+UseSerialGC",
+        "-Xmx64m",
+        "-cp",
+        &curator_classpath(dir.path()),
+        "CuratorMutex",
+        servers,
+        &path,
+    ]);
     let said = output(java.args([samples.to_string(), hold.as_millis().to_string()]), dir.path())?;
     said.lines().map(|line| Ok(Duration::from_nanos(line.parse()?))).collect()
-}
-
-fn classpath(dir: &Path) -> String {
-    let jars = JARS.iter().map(|jar| format!("/usr/share/java/{jar}.jar"));
-    jars.chain([dir.display().to_string()]).collect::<Vec<_>>().join(":")
 }
 
 /// What a program says, if it ends well.
