@@ -154,7 +154,7 @@ impl Locker {
             return attempt.guard().await?.ok_or_else(|| self.timed_out(&link, timeout));
         }
         let began = self.core.clock.now();
-        let mut attempt = self.attempt(Mode::Once(self.patience().max(timeout)))?;
+        let attempt = self.attempt(Mode::Once(self.patience().max(timeout)))?;
         match within(&*self.core.clock, timeout, attempt.acquired()).await {
             Some(Ok(_)) => {}
             Some(Err(outcome)) => outcome?,
@@ -193,7 +193,7 @@ impl Locker {
         // The release of the guard before goes first: it may be under way under the same id.
         let ride = Driver::ride(&self.core, order, &link, last.take())?;
         *last = Some(link.clone());
-        Ok(Attempt { hold: Hold { link }, ride })
+        Ok(Attempt { hold: Hold { link, ride } })
     }
 
     fn order(&self, mode: Mode) -> Result<Order> {
@@ -255,23 +255,20 @@ impl fmt::Debug for Locker {
 
 /// A lock under way. Dropping it ends it, whatever it has won.
 struct Attempt {
-    // Order of drop: a driver that goes on by itself knows that nobody wants it any more.
     hold: Hold,
-    ride: Option<Ride>,
 }
 
 impl Attempt {
     /// Waits until the mutex is won, or the driver ended: refused (`Ok`), or for an error.
-    async fn acquired(&mut self) -> Result<Tenure, Result<()>> {
-        if let Some(ride) = &mut self.ride {
+    async fn acquired(&self) -> Result<Tenure, Result<()>> {
+        if let Some(ride) = &self.hold.ride {
             ride.first_call().await;
-            self.ride = None;
         }
         self.hold.link.acquired().await
     }
 
     /// Hands the mutex over to a guard; `None` if it was refused.
-    async fn guard(mut self) -> Result<Option<Guard>> {
+    async fn guard(self) -> Result<Option<Guard>> {
         let tenure = match self.acquired().await {
             Ok(tenure) => tenure,
             Err(outcome) => return outcome.map(|()| None),
@@ -285,6 +282,8 @@ impl Attempt {
 /// What is wanted of a driver. Dropping it ends that.
 struct Hold {
     link: Link,
+    /// Dropped after the stop was asked for: a driver that goes on by itself knows that nobody wants it any more.
+    ride: Option<Ride>,
 }
 
 impl Drop for Hold {
@@ -397,6 +396,9 @@ impl Guard {
         let loss = self.tenure.loss();
         self.work = None;
         self.hold.link.stop();
+        if let Some(ride) = &self.hold.ride {
+            ride.last_call().await;
+        }
         let freed = self.hold.link.done().await;
         match (loss, freed) {
             (None | Some(Loss::Released), freed) => freed,

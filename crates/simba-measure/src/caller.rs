@@ -79,16 +79,8 @@ impl Caller for SessionCaller {
     async fn pairs(&mut self, count: u32) -> Result<()> {
         for _ in 0..count {
             let mut session = self.backend.open(self.claim.clone()).await?;
-            let mut prior = Prior::Nothing;
-            let answer = loop {
-                match session.contend(prior).await {
-                    // A store that was busy for a moment: the engine would ask again too.
-                    Err(error) if error.is_transient() && prior == Prior::Nothing => prior = Prior::Unknown,
-                    answer => break answer?,
-                }
-            };
-            match answer {
-                Answer::Ours(ours) => session.release(holding(ours.token)).await?,
+            match contend(&mut *session).await? {
+                Answer::Ours(ours) => release(&mut *session, holding(ours.token)).await?,
                 other => bail!("an uncontended mutex was refused: {other:?}"),
             }
         }
@@ -99,7 +91,7 @@ impl Caller for SessionCaller {
         let mut session = self.backend.open(self.claim.clone()).await?;
         let mut woken = SystemClock.now();
         loop {
-            if let Answer::Ours(ours) = session.contend(Prior::Nothing).await? {
+            if let Answer::Ours(ours) = contend(&mut *session).await? {
                 self.held = Some((session, ours.token));
                 return Ok(woken);
             }
@@ -110,9 +102,32 @@ impl Caller for SessionCaller {
 
     async fn release(&mut self) -> Result<()> {
         if let Some((mut session, token)) = self.held.take() {
-            session.release(holding(token)).await?;
+            release(&mut *session, holding(token)).await?;
         }
         Ok(())
+    }
+}
+
+/// How often a store that was busy for a moment is asked again: the engine would, too.
+const TRIES: u32 = 5;
+
+async fn contend(session: &mut dyn Session) -> simba_core::Result<Answer> {
+    let (mut prior, mut tries) = (Prior::Nothing, 1..TRIES);
+    loop {
+        match session.contend(prior).await {
+            Err(error) if error.is_transient() && tries.next().is_some() => prior = Prior::Unknown,
+            answer => return answer,
+        }
+    }
+}
+
+async fn release(session: &mut dyn Session, holding: Holding) -> simba_core::Result<()> {
+    let mut tries = 1..TRIES;
+    loop {
+        match session.release(holding).await {
+            Err(error) if error.is_transient() && tries.next().is_some() => {}
+            released => return released,
+        }
     }
 }
 

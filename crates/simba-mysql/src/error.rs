@@ -52,7 +52,7 @@ pub(crate) fn fault(error: Mysql, table: &TableName) -> Fault {
     match error {
         Mysql::Server(error) => match error.code {
             1205 | 1213 | 3572 => Fault::Locked(locked(error)),
-            1969 | 3024 => Fault::Overdue(locked(error)),
+            1969 | 3024 => Fault::Overdue(overdue(error)),
             1053 | 1927 | 1317 | 4031 => {
                 Fault::Lost(gone("the server ended the connection").with_source(error))
             }
@@ -106,6 +106,12 @@ fn untrusted(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 
 fn locked(error: ServerError) -> Error {
     let message = "the row is locked by another transaction that does not end";
+    Error::new(ErrorKind::Unavailable, message).with_backend(NAME).with_source(error)
+}
+
+fn overdue(error: ServerError) -> Error {
+    let message = "the server did not get a statement done in time: the row is locked by another transaction that \
+                   does not end, or the server is short of time or disk";
     Error::new(ErrorKind::Unavailable, message).with_backend(NAME).with_source(error)
 }
 

@@ -22,9 +22,12 @@ const IDLE: Duration = Duration::from_secs(15);
 /// anew before the next renewal needs it. On a slow network a renewal would wait for the answer.
 const ALERT: Duration = Duration::from_millis(200);
 const PING: Duration = Duration::from_secs(1);
-/// How often one call is tried again at once, after a lost connection and after a locked row.
+/// How often one call is tried again at once, after a lost connection, after a locked row, and after a statement
+/// that took the server too long: its disk may have stood still for a moment, and if a peer has locked the row,
+/// the next try asks for that first and does not wait.
 const LOST_TRIES: u32 = 2;
 const LOCKED_TRIES: u32 = 1;
+const OVERDUE_TRIES: u32 = 2;
 
 /// A call that waits for its turn.
 #[derive(Debug)]
@@ -336,6 +339,10 @@ impl Worker {
                 tries.locked += 1;
                 Ok(())
             }
+            Fault::Overdue(_) if tries.overdue < OVERDUE_TRIES => {
+                tries.overdue += 1;
+                Ok(())
+            }
             fault => Err(fault.into_error()),
         }
     }
@@ -345,6 +352,7 @@ impl Worker {
 struct Tries {
     lost: u32,
     locked: u32,
+    overdue: u32,
 }
 
 /// The calls of one turn: those that can share statements, and the rest in order.

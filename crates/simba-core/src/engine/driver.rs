@@ -83,6 +83,18 @@ impl Begun {
             ended => core.spawn_on(async move { driver.end(ended.map(drop)).await }, runtime),
         }
     }
+
+    /// Whether it holds the mutex and has nothing to do for so long, unless the handle wishes otherwise.
+    pub(crate) fn has_leisure(&self, time: Duration) -> bool {
+        let Self { driver, first } = self;
+        let due = driver.machine.due() - driver.core.clock.now();
+        matches!(first, Ok(Flow::On)) && driver.tenure.is_some() && due >= time
+    }
+
+    /// What remains to be done, for whoever has [leisure](Self::has_leisure).
+    pub(crate) async fn finish(mut self: Box<Self>) {
+        self.driver.drive().await;
+    }
 }
 
 impl Driver {

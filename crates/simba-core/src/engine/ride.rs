@@ -1,28 +1,48 @@
-//! A driver on its first call, carried along by the task that waits for it.
+//! A driver without a task of its own, carried along by the task of its caller.
 //!
-//! Most mutexes are free when somebody locks them. Then the first call is all there is to wait for, and a task of
-//! its own for the driver would mean two more hops from task to task, often from one processor to the other. So a
-//! driver first goes on in the task of the caller, and gets its own as soon as it has to live without him.
+//! Most mutexes are free when somebody locks them, and are given back soon. Then a first and a last call are all
+//! there is to wait for, and a task of its own for the driver would mean hops from task to task, often from one
+//! processor to the other. So a driver first goes on in the task of the caller. Once it holds the mutex it has
+//! nothing to do for a while, and waits in its seat until the caller gives the mutex back. It gets a task as soon
+//! as it has to live without him: when it was refused, when a hold takes longer than a moment, when he goes away.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::driver::Begun;
+use crate::clock::{Clock, Moment};
 use crate::simba::Core;
 
-/// A driver on its first call, and the runtime that it goes on on by itself.
+/// How long a driver that holds the mutex waits without a task: short beside a lease, long beside a call.
+const MOMENT: Duration = Duration::from_millis(10);
+/// How much time it must have until its next call, to be woken from that without haste.
+const LEISURE: Duration = Duration::from_millis(50);
+
+/// A driver without a task, and the runtime that it goes on on by itself.
 pub(crate) struct Rider {
-    begins: Pin<Box<dyn Future<Output = Begun> + Send>>,
+    state: State,
     runtime: Handle,
     /// A shutdown waits for it.
     token: TaskTrackerToken,
+}
+
+enum State {
+    /// It makes its first call.
+    Begins(Pin<Box<dyn Future<Output = Begun> + Send>>),
+    /// It holds the mutex, and has nothing to do yet.
+    Waits(Box<Begun>),
+    /// It gives the mutex back.
+    Ends(Pin<Box<dyn Future<Output = ()> + Send>>),
+    /// It has a task of its own, or is done.
+    Gone,
 }
 
 impl Rider {
@@ -31,27 +51,60 @@ impl Rider {
         runtime: Handle,
         token: TaskTrackerToken,
     ) -> Self {
-        Self { begins, runtime, token }
+        Self { state: State::Begins(begins), runtime, token }
     }
 
-    /// One step in the task of `context`. A driver that has begun goes on in a task of its own, no larger than
-    /// if it had never been here.
+    /// One step in the task of `context`; ready when its first call or all that it had to do is done.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let _inside = self.runtime.enter();
-        self.begins.as_mut().poll(context).map(|begun| begun.go_on(&self.runtime))
+        self.state = match &mut self.state {
+            State::Begins(begins) => settle(ready!(begins.as_mut().poll(context)), &self.runtime),
+            State::Ends(ends) => {
+                ready!(ends.as_mut().poll(context));
+                State::Gone
+            }
+            State::Waits(_) | State::Gone => return Poll::Ready(()),
+        };
+        Poll::Ready(())
     }
 
-    /// Goes on in a task of its own before it has begun.
+    /// Who waits gives the mutex back next.
+    fn end(self) -> Self {
+        let state = match self.state {
+            State::Waits(begun) => State::Ends(Box::pin(begun.finish())),
+            state => state,
+        };
+        Self { state, ..self }
+    }
+
+    /// Goes on in a task of its own.
     fn alight(self) {
-        let Self { begins, runtime, token } = self;
-        runtime.clone().spawn(async move {
-            begins.await.go_on(&runtime);
-            drop(token);
-        });
+        let Self { state, runtime, token } = self;
+        match state {
+            State::Waits(begun) => (*begun).go_on(&runtime),
+            State::Begins(begins) => drop(runtime.clone().spawn(async move {
+                begins.await.go_on(&runtime);
+                drop(token);
+            })),
+            State::Ends(ends) => drop(runtime.spawn(async move {
+                ends.await;
+                drop(token);
+            })),
+            State::Gone => {}
+        }
     }
 }
 
-/// The seat of a driver that still rides with its caller. Dropping it gives the driver a task of its own.
+/// What becomes of a driver after its first call: it waits, or has a task no larger than if it had never been here.
+fn settle(begun: Begun, runtime: &Handle) -> State {
+    if begun.has_leisure(LEISURE) {
+        return State::Waits(Box::new(begun));
+    }
+    begun.go_on(runtime);
+    State::Gone
+}
+
+/// The seat of a driver that rides with its caller. Dropping it gives the driver a task of its own.
 pub(crate) struct Ride {
     core: Arc<Core>,
     seat: u64,
@@ -70,24 +123,36 @@ impl Ride {
     /// # Cancel safety
     ///
     /// The driver keeps its seat, and goes on with the next call or by itself.
-    pub(crate) async fn first_call(&mut self) {
+    pub(crate) async fn first_call(&self) {
         poll_fn(|context| self.carry(context)).await;
+    }
+
+    /// Carries a driver that still waits until it has given the mutex back.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`first_call`](Self::first_call).
+    pub(crate) async fn last_call(&self) {
+        self.turn_back();
+        poll_fn(|context| self.carry(context)).await;
+    }
+
+    fn turn_back(&self) {
+        if let Some(rider) = self.core.rides.leave(self.seat) {
+            self.sit(rider.end());
+        }
     }
 
     fn carry(&self, context: &mut Context<'_>) -> Poll<()> {
         // A shutdown does not wait for callers: it lets their drivers go on by themselves.
         let Some(mut rider) = self.core.rides.leave(self.seat) else { return Poll::Ready(()) };
-        let begun = rider.poll(context);
-        if begun.is_pending() {
-            self.sit(rider);
-        }
-        begun
+        let stepped = rider.poll(context);
+        self.sit(rider);
+        stepped
     }
 
     fn sit(&self, rider: Rider) {
-        if let Some(rider) = self.core.rides.sit(&self.core.closing, self.seat, rider) {
-            rider.alight();
-        }
+        Rides::sit(&self.core, self.seat, rider);
     }
 }
 
@@ -99,7 +164,8 @@ impl Drop for Ride {
     }
 }
 
-/// All drivers that ride with a caller, so that a shutdown reaches those whose callers have stopped asking.
+/// All drivers that ride with a caller: a shutdown reaches those whose callers have stopped asking, and those that
+/// have waited long enough get a task.
 #[derive(Default)]
 pub(crate) struct Rides {
     seats: Mutex<Seats>,
@@ -109,6 +175,10 @@ pub(crate) struct Rides {
 struct Seats {
     next: u64,
     taken: BTreeMap<u64, Rider>,
+    /// Who began to wait when, in that order. Most of them have left their seats by the time they come first.
+    waiting: VecDeque<(Moment, u64)>,
+    /// A [`Conductor`] walks about.
+    conducted: bool,
 }
 
 impl Rides {
@@ -118,14 +188,38 @@ impl Rides {
         seats.next
     }
 
-    /// Takes a seat; gives the driver back once a shutdown has begun, which looks at the seats only once.
-    fn sit(&self, closing: &CancellationToken, seat: u64, rider: Rider) -> Option<Rider> {
+    /// Takes a seat. Once a shutdown has begun, which looks at the seats only once, there are none.
+    fn sit(core: &Arc<Core>, seat: u64, rider: Rider) {
+        let runtime = match rider.state {
+            State::Gone => return,
+            State::Waits(_) => Some(rider.runtime.clone()),
+            State::Begins(_) | State::Ends(_) => None,
+        };
+        if let Some(rider) = core.rides.take_seat(&core.closing, seat, rider) {
+            return rider.alight();
+        }
+        let Some(runtime) = runtime else { return };
+        if core.rides.is_first_to_wait(core.clock.now(), seat) {
+            let conductor = Conductor { rides: Arc::clone(&core.rides), on_duty: true };
+            runtime.spawn(conductor.walk(Arc::clone(&core.clock)));
+        }
+    }
+
+    /// Gives the driver back if there is no seat for it.
+    fn take_seat(&self, closing: &CancellationToken, seat: u64, rider: Rider) -> Option<Rider> {
         let mut seats = self.seats();
         if closing.is_cancelled() {
             return Some(rider);
         }
         seats.taken.insert(seat, rider);
         None
+    }
+
+    /// Whether nobody looks after those who wait yet.
+    fn is_first_to_wait(&self, now: Moment, seat: u64) -> bool {
+        let mut seats = self.seats();
+        seats.waiting.push_back((now, seat));
+        !std::mem::replace(&mut seats.conducted, true)
     }
 
     fn leave(&self, seat: u64) -> Option<Rider> {
@@ -138,7 +232,49 @@ impl Rides {
         riders.into_values().for_each(Rider::alight);
     }
 
+    /// Gives everyone a task who has waited since `then`; whether others wait.
+    fn wake(&self, then: Moment) -> bool {
+        let mut riders = Vec::new();
+        let mut seats = self.seats();
+        while let Some((_, seat)) = seats.waiting.front().copied().filter(|(since, _)| *since <= then) {
+            seats.waiting.pop_front();
+            if matches!(seats.taken.get(&seat), Some(Rider { state: State::Waits(_), .. })) {
+                riders.extend(seats.taken.remove(&seat));
+            }
+        }
+        seats.conducted = !seats.waiting.is_empty();
+        let conducted = seats.conducted;
+        drop(seats);
+        riders.into_iter().for_each(Rider::alight);
+        conducted
+    }
+
     fn seats(&self) -> MutexGuard<'_, Seats> {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Looks after those who wait, for as long as somebody does.
+struct Conductor {
+    rides: Arc<Rides>,
+    on_duty: bool,
+}
+
+impl Conductor {
+    async fn walk(mut self, clock: Arc<dyn Clock>) {
+        while self.on_duty {
+            let now = clock.now();
+            clock.sleep_until(now + MOMENT).await;
+            self.on_duty = self.rides.wake(now);
+        }
+    }
+}
+
+/// Its runtime ends, and perhaps not that of those who wait.
+impl Drop for Conductor {
+    fn drop(&mut self) {
+        if self.on_duty {
+            self.rides.wake(Moment::ZERO + Duration::MAX);
+        }
     }
 }
