@@ -2,13 +2,16 @@
 //!
 //! A half-open connection must never look like silence, and TLS that was asked for must never end as plain
 //! text. What both take is the same for every store, so it is here once: [`dial`] opens a socket that notices
-//! when its peer is gone, [`Tls`] checks whom it talks to, [`Backoff`] spaces the tries to connect again.
+//! when its peer is gone, [`Tls`] checks whom it talks to, [`Backoff`] spaces the tries to connect again,
+//! [`Socket`] sends without a wait.
 
 mod backoff;
 mod dial;
+mod socket;
 mod tls;
 
 pub use backoff::Backoff;
 pub use dial::dial;
 pub use rustls;
+pub use socket::Socket;
 pub use tls::{Tls, Verify};

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use simba_core::{Clock, Error, Result};
+use simba_net::Socket;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, oneshot};
 
@@ -49,6 +50,10 @@ pub(crate) enum Haste {
 #[derive(Default)]
 struct Outbox {
     bytes: Vec<u8>,
+    /// Bytes of before are on their way.
+    writing: bool,
+    /// Where whoever asks while nothing is under way may write himself.
+    socket: Option<Socket>,
     slots: VecDeque<Slot>,
     /// How many replies came so far.
     answered: u64,
@@ -102,10 +107,13 @@ impl Pipe {
     fn push(&self, slot: Slot, haste: Haste, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         let mut outbox = self.open()?;
         let first = outbox.bytes.is_empty();
+        let alone = first && outbox.slots.is_empty() && !outbox.writing;
         write(&mut outbox.bytes);
         outbox.slots.push_back(slot);
+        let sent = alone && haste == Haste::Now && outbox.send();
         drop(outbox);
         match haste {
+            Haste::Now if sent => {}
             Haste::Now => self.inner.filled.notify_one(),
             Haste::Leisure if first => self.inner.begun.notify_one(),
             // Whoever was first has rung.
@@ -129,7 +137,7 @@ impl Pipe {
         if outbox.broken.is_none() {
             outbox.broken = Some(cause);
         }
-        outbox.bytes = Vec::new();
+        (outbox.bytes, outbox.socket) = (Vec::new(), None);
         let slots = std::mem::take(&mut outbox.slots);
         drop(outbox);
         drop(slots);
@@ -146,6 +154,7 @@ impl Pipe {
 
     /// Carries bytes until the connection ends, and says why it did.
     pub(crate) async fn drive(&self, stream: Stream, clock: &dyn Clock, limits: Limits) -> Error {
+        self.inner.outbox().socket = stream.socket();
         let (reader, writer) = tokio::io::split(stream);
         let cause = tokio::select! {
             biased;
@@ -167,11 +176,13 @@ impl Pipe {
                     return cause.clone();
                 }
                 std::mem::swap(&mut bytes, &mut outbox.bytes);
+                outbox.writing = true;
             }
             // Encryption keeps back what is not flushed.
             if let Err(cause) = writer.write_all(&bytes).await.and(writer.flush().await) {
                 return error::io(cause);
             }
+            self.inner.outbox().writing = false;
             bytes.clear();
             bytes.shrink_to(KEPT);
         }
@@ -259,6 +270,16 @@ impl Pipe {
                 let _ = self.send(|out| out.extend_from_slice(b"*1\r\n$4\r\nPING\r\n"));
             }
         }
+    }
+}
+
+impl Outbox {
+    /// Writes in the task of who asks, which saves a hop to another where nobody else could share the write; whether
+    /// all of it went out. What is wrong with the connection, its own task finds out.
+    fn send(&mut self) -> bool {
+        let sent = self.socket.as_ref().map_or(0, |socket| socket.send(&self.bytes));
+        self.bytes.drain(..sent);
+        self.bytes.is_empty()
     }
 }
 

@@ -19,8 +19,16 @@ impl Script {
 
     pub(crate) const fn source(self) -> &'static str {
         match self {
-            Self::Contend => concat!(include_str!("scripts/wake.lua"), include_str!("scripts/contend.lua")),
-            Self::Release => concat!(include_str!("scripts/wake.lua"), include_str!("scripts/release.lua")),
+            Self::Contend => concat!(
+                include_str!("scripts/take.lua"),
+                include_str!("scripts/wake.lua"),
+                include_str!("scripts/contend.lua")
+            ),
+            Self::Release => concat!(
+                include_str!("scripts/free.lua"),
+                include_str!("scripts/wake.lua"),
+                include_str!("scripts/release.lua")
+            ),
             Self::Look => concat!(include_str!("scripts/wake.lua"), include_str!("scripts/look.lua")),
             Self::Evict => concat!(include_str!("scripts/wake.lua"), include_str!("scripts/evict.lua")),
         }
@@ -37,8 +45,9 @@ pub(crate) enum Arg<'a> {
     Number(u64),
     /// What the fence says of a session: its nonce, its transition in milliseconds, its contender.
     Fence(u64, u64, &'a str),
-    /// A number of milliseconds, and a half more if the flag is set.
-    Half(u64, bool),
+    /// What the caller wants, its place in the queue, and for how many milliseconds it has it: a half more if it
+    /// listens.
+    Place { intent: &'a str, place: u64, lasts: u64, listens: bool },
 }
 
 /// One call of a script on one mutex.
@@ -79,13 +88,16 @@ impl Arg<'_> {
     fn write(self, out: &mut Vec<u8>) {
         match self {
             Self::Text(text) => resp::word(out, text.as_bytes()),
-            Self::Number(number) | Self::Half(number, false) => resp::number_word(out, number),
+            Self::Number(number) => resp::number_word(out, number),
             Self::Fence(nonce, transition, contender) => {
                 let transition = transition.to_string();
                 let pieces = [&hex(nonce)[..], b" ", transition.as_bytes(), b" ", contender.as_bytes()];
                 resp::words(out, &pieces);
             }
-            Self::Half(number, true) => resp::word(out, format!("{number}.5").as_bytes()),
+            Self::Place { intent, place, lasts, listens } => {
+                let half = if listens { ".5" } else { "" };
+                resp::word(out, format!("{intent} {place} {lasts}{half}").as_bytes());
+            }
         }
     }
 }
@@ -114,8 +126,8 @@ mod tests {
             Arg::Text("a@b"),
             Arg::Number(7),
             Arg::Fence(0xab, 6, "a@b"),
-            Arg::Half(9, true),
-            Arg::Half(9, false),
+            Arg::Place { intent: "f", place: 0, lasts: 9, listens: false },
+            Arg::Place { intent: "Q", place: 8, lasts: 9, listens: true },
         ];
         let call = Invocation { script: Script::Release, mutex: &mutex, args: &args, haste: Haste::Now };
         let digests = ["0", "1", "2", "3"].map(String::from);
@@ -135,8 +147,8 @@ mod tests {
             "a@b",
             "7",
             "00000000000000ab 6 a@b",
-            "9.5",
-            "9",
+            "f 0 9",
+            "Q 8 9.5",
         ];
         assert_eq!(words, wanted);
     }

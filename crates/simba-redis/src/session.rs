@@ -48,20 +48,19 @@ impl RedisSession {
 
     async fn ask(&self, prior: Prior) -> Result<(Reply, Pipe)> {
         let lease = &self.claim.lease;
-        let patience = (lease.poll() * 2).max(lease.ttl());
+        let lasts = whole_millis((lease.poll() * 2).max(lease.ttl()));
         let args = [
             Arg::Text(self.claim.contender.as_str()),
             self.fence(),
             Arg::Number(whole_millis(lease.total())),
             match prior {
-                Prior::Nothing => Arg::Text("-"),
+                Prior::Nothing if self.place == 0 => Arg::Text("-"),
+                Prior::Nothing => Arg::Text("~"),
                 Prior::Held => Arg::Text("+"),
                 Prior::Lapsed(token) => Arg::Number(token.get()),
                 _ => Arg::Text("?"),
             },
-            Arg::Text(self.intent()),
-            Arg::Number(self.place),
-            Arg::Half(whole_millis(patience), self.listens),
+            Arg::Place { intent: self.intent(), place: self.place, lasts, listens: self.listens },
         ];
         // A renewal comes long before it is needed, so it may wait for company; everyone else waits for its answer.
         let haste = if prior == Prior::Held { Haste::Leisure } else { Haste::Now };
@@ -90,7 +89,7 @@ impl RedisSession {
     async fn look(&mut self, prior: Prior) -> Result<(Answer, bool, Pipe)> {
         let enters = self.place > 0;
         let (reply, pipe) = self.ask(prior).await?;
-        let (answer, taken) = self.understand(&reply)?;
+        let (answer, taken) = self.understand(prior, &reply)?;
         self.entered = enters;
         Ok((answer, taken, pipe))
     }
@@ -158,19 +157,16 @@ impl RedisSession {
         ]
     }
 
-    fn understand(&mut self, reply: &Reply) -> Result<(Answer, bool)> {
+    /// What the script says, and whether something was taken that was not held before.
+    fn understand(&mut self, prior: Prior, reply: &Reply) -> Result<(Answer, bool)> {
+        if let Some(token) = reply.text() {
+            let token = token.parse().map_err(|_| error::unexpected("a contender"))?;
+            return Ok((self.ours(token), prior != Prior::Held));
+        }
         let parts = reply.array().unwrap_or_default();
         let int = |at: usize| parts.get(at).and_then(Reply::int);
         match (int(0), int(1)) {
-            (Some(1), Some(token)) => {
-                let (lease, taken) = (self.claim.lease.total(), int(2) == Some(1));
-                let ours = Ownership::new(
-                    self.claim.contender.clone(),
-                    FencingToken::from_store(token),
-                    lease.saturating_sub(ROUNDING),
-                );
-                Ok((Answer::Ours(ours), taken))
-            }
+            (Some(1), Some(token)) => Ok((self.ours(token), int(2) == Some(1))),
             (Some(0), Some(place)) => {
                 self.place = place.unsigned_abs();
                 let seen = ownership(&parts[2..], &self.claim)?;
@@ -182,6 +178,11 @@ impl RedisSession {
             }
             _ => Err(error::unexpected("a contender")),
         }
+    }
+
+    fn ours(&self, token: i64) -> Answer {
+        let lease = self.claim.lease.total().saturating_sub(ROUNDING);
+        Answer::Ours(Ownership::new(self.claim.contender.clone(), FencingToken::from_store(token), lease))
     }
 
     /// Makes sure that enough replicas have what was taken, or gives it back.

@@ -1,10 +1,12 @@
 //! A socket to one server, plain or encrypted.
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use simba_core::{Clock, Error, Result};
+use simba_net::Socket;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -26,6 +28,16 @@ impl Stream {
         let limit = settings.connect_timeout;
         let opened = simba_core::within(clock, limit, Self::connect(address, settings, clock)).await;
         opened.unwrap_or_else(|| Err(error::unreachable(address, io::ErrorKind::TimedOut.into())))
+    }
+
+    /// The bare socket, where what is written is what is sent.
+    pub(crate) fn socket(&self) -> Option<Socket> {
+        let socket = match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tls(_) => return None,
+        };
+        Socket::of(socket).ok()
     }
 
     async fn connect(address: &Address, settings: &Settings, clock: &dyn Clock) -> Result<Self> {

@@ -1,13 +1,14 @@
 -- Takes the mutex, renews it, or tells who has it.
--- ARGV: 1 contender, 2 what the fence says of the caller, 3 lease ms, 4 prior: - nothing, ? unknown, + held, or the
--- token that lapsed; 5 intent: t tries, f looks for the first time and is told its place, e enters the queue there,
--- q was in the queue; in upper case on a standalone server; 6 place in the queue in µs, 0 for none; 7 ms that a place
--- lasts, with .5 if the waiter listens.
--- Returns {1, token, 0 renewed or 1 taken}, {0, place, ms left, token or 0, owner}, or {2, place}.
+-- ARGV: 1 contender, 2 what the fence says of the caller, 3 lease ms, 4 prior: - nothing and no place, ~ nothing,
+-- ? unknown, + held, or the token that lapsed; 5 in words: intent (t tries, f looks for the first time and is told its
+-- place, e enters the queue there, q was in the queue; in upper case on a standalone server), place in the queue in µs
+-- or 0 for none, ms that a place lasts, with .5 if the waiter listens.
+-- Returns the token as text or {1, token, 0 renewed or 1 taken}, {0, place, ms left, token or 0, owner}, or {2, place}.
 -- The fence is kept for a week, the queue for an hour or twenty leases.
 -- In words: the server turns a number into text slowly.
 local FENCE_KEPT, QUEUE_KEPT = '604800000', 3600000
-local id, lease, prior, intent = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
+local id, lease, prior = ARGV[1], ARGV[3], ARGV[4]
+local intent, place, lasts = string.match(ARGV[5], '^(%a) (%d+) (.+)$')
 
 -- Writes the next token down: the store's time, which goes on when the fence is lost, and more than the last.
 local function next_token(fence, now)
@@ -18,20 +19,12 @@ local function next_token(fence, now)
   return fresh
 end
 
--- The usual case first, and in as few calls as it can be, for each costs the server as much as a command: nobody
--- has it, nobody waits for it, and it is promised to nobody.
-if prior == '-' and ARGV[6] == '0' and redis.call('EXISTS', KEYS[2], KEYS[5]) == 0
-  and redis.call('SET', KEYS[1], id, 'NX', 'PX', lease) then
-  local now = redis.call('TIME')
-  local token = now[1] .. string.sub('00000' .. now[2], -6)
-  local last = redis.pcall('SET', KEYS[3], token .. ' ' .. ARGV[2], 'PX', FENCE_KEPT, 'GET')
-  if last and (type(last) == 'table' or string.sub(last, 1, 16) >= token) then
-    -- The clock went back, or the fence is nothing that this server can swap.
-    if type(last) == 'table' then last = redis.call('MGET', KEYS[3])[1] end
-    token = next_token(last, tonumber(token))
-  end
+if behind then
+  -- Taken above, but the clock went back, or the fence is nothing that this server can swap.
+  if type(behind) == 'table' then behind = redis.call('MGET', KEYS[3])[1] end
+  local fresh = next_token(behind, microseconds())
   redis.call('PUBLISH', KEYS[1], 'acquired@@' .. id)
-  return {1, tonumber(token), 1}
+  return {1, fresh, 1}
 end
 
 local values = redis.call('MGET', KEYS[1], KEYS[3], KEYS[5])
@@ -40,7 +33,7 @@ local owner, fence, turn = values[1], values[2], values[3]
 if owner == id then
   -- Another session under the same id is a stranger; without a fence only the caller can tell.
   local ours = fence and string.sub(fence, 18) == ARGV[2]
-  if ours or prior ~= '-' and not read_fence(fence) then
+  if ours or prior ~= '-' and prior ~= '~' and not read_fence(fence) then
     redis.call('PEXPIRE', KEYS[1], lease)
     local token = ours and string.sub(fence, 1, 16)
     if not ours or prior == token then return {1, next_token(fence, microseconds()), 1} end
@@ -49,7 +42,7 @@ if owner == id then
   end
 end
 
-local place, now = tonumber(ARGV[6]), microseconds()
+local now, place = microseconds(), tonumber(place)
 local now_ms, kind = math.floor(now / 1000), string.lower(intent)
 if not owner then
   -- Who had a place and has none now was woken: nobody before it waits.
@@ -77,7 +70,7 @@ if kind == 'f' then place = now end
 if (kind == 'e' or kind == 'q') and owner ~= id then
   -- In seconds, as JVM peers count; they cut theirs off, so ours begin half a second earlier.
   redis.call('ZADD', KEYS[2], 'NX', string.format('%.6f', place / 1000000 - 0.5), id)
-  redis.call('ZADD', KEYS[4], string.format('%.1f', now_ms + tonumber(ARGV[7])), id)
+  redis.call('ZADD', KEYS[4], string.format('%.1f', now_ms + tonumber(lasts)), id)
   local kept = math.max(QUEUE_KEPT, 20 * lease)
   redis.call('PEXPIRE', KEYS[2], kept)
   redis.call('PEXPIRE', KEYS[4], kept)
