@@ -19,6 +19,8 @@ use crate::stream::Stream;
 
 /// How many replies may be outstanding; beyond that the server does not keep up, and who asks is told.
 const MOST_WAITING: usize = 1 << 18;
+/// How many replies may be outstanding where nobody waits for company: with more, a shared write costs less.
+const QUIET: usize = 3;
 /// How many looks without a reply make a silent connection a broken one.
 const SILENT_LOOKS: u32 = 4;
 /// How long what has time may wait for company: a thousand renewals are then a few writes, not a thousand.
@@ -52,7 +54,7 @@ struct Outbox {
     bytes: Vec<u8>,
     /// Bytes of before are on their way.
     writing: bool,
-    /// Where whoever asks while nothing is under way may write himself.
+    /// Where whoever asks while little is under way may write himself.
     socket: Option<Socket>,
     slots: VecDeque<Slot>,
     /// How many replies came so far.
@@ -107,10 +109,10 @@ impl Pipe {
     fn push(&self, slot: Slot, haste: Haste, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         let mut outbox = self.open()?;
         let first = outbox.bytes.is_empty();
-        let alone = first && outbox.slots.is_empty() && !outbox.writing;
+        let quiet = first && outbox.slots.len() <= QUIET && !outbox.writing;
         write(&mut outbox.bytes);
         outbox.slots.push_back(slot);
-        let sent = alone && haste == Haste::Now && outbox.send();
+        let sent = quiet && haste == Haste::Now && outbox.send();
         drop(outbox);
         match haste {
             Haste::Now if sent => {}
@@ -274,8 +276,8 @@ impl Pipe {
 }
 
 impl Outbox {
-    /// Writes in the task of who asks, which saves a hop to another where nobody else could share the write; whether
-    /// all of it went out. What is wrong with the connection, its own task finds out.
+    /// Writes in the task of who asks, which saves a hop to another where hardly anybody could share the write;
+    /// whether all of it went out. What is wrong with the connection, its own task finds out.
     fn send(&mut self) -> bool {
         let sent = self.socket.as_ref().map_or(0, |socket| socket.send(&self.bytes));
         self.bytes.drain(..sent);

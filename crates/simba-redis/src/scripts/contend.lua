@@ -46,11 +46,9 @@ local now, place = microseconds(), tonumber(place)
 local now_ms, kind = math.floor(now / 1000), string.lower(intent)
 if not owner then
   -- Who had a place and has none now was woken: nobody before it waits.
-  local free = turn == id or kind == 'q' and not redis.call('ZSCORE', KEYS[2], id)
-  local head = redis.call('ZRANGE', KEYS[2], '0', '0')[1]
-  if not free and not turn then
-    free = not head or head == id or not wake_next(id, id, now_ms, intent < 'a')
-  end
+  local woken = turn == id or kind == 'q' and not redis.call('ZSCORE', KEYS[2], id)
+  local head = not woken and first()
+  local free = woken or not turn and not wake_next(head, id, id, now_ms, intent < 'a')
   if free then
     if not redis.call('SET', KEYS[1], id, 'NX', 'PX', lease) then
       return redis.error_reply('WRONGTYPE the key of the mutex holds no text')

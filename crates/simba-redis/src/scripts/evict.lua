@@ -10,5 +10,5 @@ local left = redis.call('PTTL', KEYS[1])
 redis.call('DEL', KEYS[1])
 redis.call('DEL', KEYS[5])
 redis.call('PUBLISH', KEYS[1] .. ':owner', 'released@@' .. owner)
-wake_next(owner, nil, math.floor(microseconds() / 1000), ARGV[3] == '1')
+wake_next(first(), owner, nil, math.floor(microseconds() / 1000), ARGV[3] == '1')
 return {1, left, owner}

@@ -22,12 +22,16 @@ local function microseconds()
   return now[1] * 1000000 + now[2]
 end
 
--- Wakes the first live waiter of a free mutex, up to `last`, and promises it the mutex for a moment. It leaves the
--- queue: a waiter that finds itself outside knows that it was woken, and one that does not come blocks nobody
--- after its turn. Returns whether there was one.
-local function wake_next(by, last, now_ms, standalone)
+-- The first in the queue, if there is one.
+local function first()
+  return redis.call('ZRANGE', KEYS[2], '0', '0')[1]
+end
+
+-- Wakes the first live waiter of a free mutex, from `head` up to `last`, and promises it the mutex for a moment. It
+-- leaves the queue: a waiter that finds itself outside knows that it was woken, and one that does not come blocks
+-- nobody after its turn. Returns whether there was one.
+local function wake_next(head, by, last, now_ms, standalone)
   for _ = 1, MOST_DEAD do
-    local head = redis.call('ZRANGE', KEYS[2], '0', '0')[1]
     if not head or head == last then return false end
     redis.call('ZREM', KEYS[2], head)
     -- Ours are in `alive`, with the end of their place; a half more if they listen.
@@ -45,7 +49,7 @@ local function wake_next(by, last, now_ms, standalone)
         redis.call('SET', KEYS[5], head, 'PX', turn)
         if unheard then
           -- It may have died before it could listen: let the next one look until the turn is over.
-          local next = redis.call('ZRANGE', KEYS[2], '0', '0')[1]
+          local next = first()
           if next and next ~= last then
             redis.call('PUBLISH', KEYS[1] .. ':' .. next, 'released@@' .. by)
           end
@@ -53,7 +57,7 @@ local function wake_next(by, last, now_ms, standalone)
         return true
       end
     end
+    head = first()
   end
   return false
 end
-
