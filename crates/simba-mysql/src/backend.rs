@@ -1,5 +1,4 @@
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -37,8 +36,6 @@ pub struct MySqlBackend {
     pub(crate) control: Arc<Control>,
     /// The ways to the workers; none once it is closed.
     workers: Mutex<Vec<Way>>,
-    /// Where the next session goes if all workers are as busy.
-    next: AtomicUsize,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -81,15 +78,14 @@ impl MySqlBackend {
             tasks.push(tokio::spawn(worker.run()));
         }
         tasks.push(tokio::spawn(Poller::new(Arc::clone(&site), Arc::clone(&control.link)).run()));
-        Ok(Self { site, control, workers: Mutex::new(workers), next: AtomicUsize::new(0), tasks })
+        Ok(Self { site, control, workers: Mutex::new(workers), tasks })
     }
 
-    /// The way to the worker with the least to do. A session stays with it, so that its calls keep their order.
+    /// The way to the worker with the least to do, and then with the fewest sessions. A session stays with it, so
+    /// that its calls keep their order; and who locks again and again stays where the server is still warm.
     fn worker(&self) -> Result<Way> {
         let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = self.next.fetch_add(1, Ordering::Relaxed);
-        let from = (0..workers.len()).filter_map(|at| workers.get((next + at) % workers.len()));
-        from.min_by_key(|way| way.load()).cloned().ok_or_else(closed)
+        workers.iter().min_by_key(|way| (way.load(), way.sessions())).cloned().ok_or_else(closed)
     }
 }
 

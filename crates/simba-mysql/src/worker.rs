@@ -60,6 +60,11 @@ impl Way {
         self.queue.send(job).map_err(|_| closed())
     }
 
+    /// How many sessions have this way, counting each call that waits or is under way once more.
+    pub(crate) fn sessions(&self) -> usize {
+        Arc::strong_count(&self.load)
+    }
+
     /// How many calls wait or are under way there.
     pub(crate) fn load(&self) -> usize {
         self.load.load(Ordering::Relaxed)

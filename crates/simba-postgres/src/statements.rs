@@ -61,9 +61,6 @@ const MICROS: &str = "(date_part('epoch', statement_timestamp()) * 1000000)::big
 
 /// Calls the next waiter. The subqueries see the queue as it was before the row was locked; whether it changed
 /// meanwhile, the two numbers tell. Where nobody waits they are not carried out.
-///
-/// The call does not wait for the disk: a release that a crash of the server undoes leaves the mutex to its
-/// lease, and whoever takes it before the crash waits for the disk himself, which keeps both.
 const CALLED: &str = "m.waited,
     CASE WHEN m.waited > 0 THEN (SELECT s.waited FROM {mutex} s WHERE s.mutex = m.mutex)
         ELSE m.waited END AS seen_waited,
@@ -72,9 +69,12 @@ const CALLED: &str = "m.waited,
             SELECT w.channel, w.session FROM {waiter} w
             WHERE w.mutex = m.mutex AND NOT w.watches AND w.until > statement_timestamp()
                 AND w.session <> due.session
-            ORDER BY w.place LIMIT 1) n
-        WHERE set_config('synchronous_commit', 'off', true) IS NOT NULL)
+            ORDER BY w.place LIMIT 1) n)
         ELSE 0 END AS called";
+
+/// Does not wait for the disk, which is for releases alone: one that a crash of the server undoes leaves the mutex to
+/// its lease, and whoever takes it before the crash waits for the disk himself, which keeps both.
+const UNSYNCED: &str = "set_config('synchronous_commit', 'off', true) IS NOT NULL";
 
 /// The text of every statement.
 #[derive(Debug)]
@@ -106,8 +106,8 @@ impl Statements {
 }
 
 fn render(template: &str, tables: &Tables, bound: &str) -> String {
-    let text = template.replace("{called}", CALLED).replace("{micros}", MICROS).replace("{bound}", bound);
-    tables.name(&text)
+    let text = template.replace("{called}", CALLED).replace("{unsynced}", UNSYNCED);
+    tables.name(&text.replace("{micros}", MICROS).replace("{bound}", bound))
 }
 
 #[cfg(test)]

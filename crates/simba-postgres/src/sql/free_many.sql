@@ -3,7 +3,7 @@ UPDATE {mutex} m SET owner = '', session = '', ttl_at = 'epoch', until = 'epoch'
 FROM (
     SELECT w.mutex, w.session FROM unnest($1::text[], $2::text[], $3::bigint[]) AS w (mutex, session, token)
     JOIN {mutex} h ON h.mutex = w.mutex AND h.session = w.session AND (w.token < 0 OR h.token = w.token)
-    WHERE {bound} true
+    WHERE {bound} {unsynced}
     FOR NO KEY UPDATE OF h SKIP LOCKED
 ) due
 WHERE m.mutex = due.mutex
