@@ -1,0 +1,126 @@
+//! Who holds a mutex for a moment only needs no task for it; who holds it longer loses nothing by that.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{NAME, TOTAL, World, lease, ms};
+use futures_util::FutureExt as _;
+use simba_core::{Guard, Loss, MemoryBackend, Simba};
+use simba_tck::{Leg, Passage};
+use tokio::runtime::{Builder, Handle, Runtime};
+
+/// More than a hold may take that needs no task.
+const LONG: Duration = ms(30);
+
+fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
+
+async fn lock(simba: &Simba, name: impl Into<String>) -> Guard {
+    simba.locker(name.into()).lock().await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_hold_has_no_task_and_a_long_one_gets_one() {
+    const MANY: usize = 50;
+    let world = World::new();
+    let simba = world.simba();
+    let before = tasks();
+    for n in 0..MANY {
+        lock(&simba, format!("short{n}")).await.release().await.unwrap();
+    }
+    let mut guards = Vec::new();
+    for n in 0..MANY {
+        guards.push(lock(&simba, format!("long{n}")).await);
+    }
+    assert!(tasks() <= before + 1, "one looks after all of them, not {}", tasks() - before);
+    world.pass(LONG).await;
+    assert_eq!(tasks(), before + MANY, "each has a task, and nobody looks after anybody any more");
+    world.pass(3 * TOTAL).await;
+    assert!(guards.iter().all(Guard::is_held), "they are renewed");
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    world.pass(LONG).await;
+    assert_eq!(tasks(), before, "nothing is left");
+    world.assert_empty().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_nobody_polls_is_renewed_from_the_first_lease_on() {
+    let world = World::new();
+    let (ours, theirs) = (world.simba(), world.simba());
+    let guard = lock(&ours, NAME).await;
+    // Others lock and release all the while: whoever looks after those who wait has plenty to do.
+    while world.age() < 3 * TOTAL {
+        lock(&ours, "other").await.release().await.unwrap();
+        world.pass(ms(3)).await;
+        assert!(guard.is_held() && theirs.locker(NAME).try_lock().await.unwrap().is_none());
+    }
+    guard.release().await.unwrap();
+    drop(theirs.locker(NAME).try_lock().await.unwrap().expect("it is free"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_dropped_on_its_way_goes_on_by_itself() {
+    const SLOW: Passage = Passage { request: Leg::Delay(ms(2)), reply: Leg::Delay(ms(2)) };
+    for steps in 1..6 {
+        let world = World::new();
+        let (simba, weather) = world.handle();
+        let guard = lock(&simba, NAME).await;
+        weather.set(SLOW);
+        let mut release = Box::pin(guard.release());
+        for _ in 0..steps {
+            if release.as_mut().now_or_never().is_some() {
+                break;
+            }
+            world.pass(ms(1)).await;
+        }
+        drop(release);
+        world.pass(ms(10)).await;
+        assert!(world.simba().locker(NAME).try_lock().await.unwrap().is_some(), "after {steps} steps");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_reaches_who_holds_it_for_a_moment() {
+    let world = World::new();
+    let simba = world.simba();
+    let guard = lock(&simba, NAME).await;
+    tokio::join!(simba.shutdown(), async {
+        guard.expiring().await;
+        drop(guard);
+    });
+    assert!(world.age() < ms(1), "nobody waits for anything: {:?}", world.age());
+    world.assert_empty().await;
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+#[test]
+fn a_runtime_that_ends_takes_what_waits_along_and_nothing_of_another_runtime() {
+    let simba = Simba::builder(Arc::new(MemoryBackend::new())).lease(lease()).build();
+    let (one, other) = (runtime(), runtime());
+    // The first of them is looked after on its own runtime, the second there too.
+    let first = one.block_on(lock(&simba, "first"));
+    let second = other.block_on(lock(&simba, "second"));
+    drop(one);
+    assert!(!first.is_held());
+    assert_eq!(first.tenure().loss(), Some(Loss::Vanished));
+    other.block_on(async {
+        let end = tokio::time::Instant::now() + 2 * TOTAL;
+        while tokio::time::Instant::now() < end {
+            assert!(second.is_held(), "it is renewed: {:?}", second.tenure().loss());
+            tokio::time::sleep(ms(20)).await;
+        }
+        second.release().await.unwrap();
+        // Outside its runtime there is nobody left to free it; it is not waited for either.
+        first.release().await.unwrap_err();
+    });
+}
