@@ -102,24 +102,38 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
+async fn assert_renewed(guard: &Guard) {
+    let end = tokio::time::Instant::now() + 2 * TOTAL;
+    while tokio::time::Instant::now() < end {
+        assert!(guard.is_held(), "it is renewed: {:?}", guard.tenure().loss());
+        tokio::time::sleep(ms(20)).await;
+    }
+}
+
 #[test]
 fn a_runtime_that_ends_takes_what_waits_along_and_nothing_of_another_runtime() {
     let simba = Simba::builder(Arc::new(MemoryBackend::new())).lease(lease()).build();
     let (one, other) = (runtime(), runtime());
-    // The first of them is looked after on its own runtime, the second there too.
     let first = one.block_on(lock(&simba, "first"));
     let second = other.block_on(lock(&simba, "second"));
     drop(one);
     assert!(!first.is_held());
     assert_eq!(first.tenure().loss(), Some(Loss::Vanished));
     other.block_on(async {
-        let end = tokio::time::Instant::now() + 2 * TOTAL;
-        while tokio::time::Instant::now() < end {
-            assert!(second.is_held(), "it is renewed: {:?}", second.tenure().loss());
-            tokio::time::sleep(ms(20)).await;
-        }
+        assert_renewed(&second).await;
         second.release().await.unwrap();
-        // Outside its runtime there is nobody left to free it; it is not waited for either.
+        // Without its runtime there is nobody left to free it; it is not waited for either.
         first.release().await.unwrap_err();
     });
+}
+
+#[test]
+fn a_runtime_that_stands_still_costs_another_nothing() {
+    let simba = Simba::builder(Arc::new(MemoryBackend::new())).lease(lease()).build();
+    let (one, other) = (runtime(), runtime());
+    let _first = one.block_on(lock(&simba, "first"));
+    // Its only thread is gone for a while, and with it whatever looks after those who wait there.
+    one.spawn(async { std::thread::sleep(3 * TOTAL) });
+    let second = other.block_on(lock(&simba, "second"));
+    other.block_on(assert_renewed(&second));
 }

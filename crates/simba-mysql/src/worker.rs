@@ -242,6 +242,10 @@ impl Worker {
             }
             return;
         }
+        if jobs.len() == 1 {
+            // There is nobody to share with.
+            return self.serve_all(jobs).await;
+        }
         let Turn { renewals, takes, releases, rest } = Turn::of(jobs);
         // What has the least time comes first.
         self.renew_all(renewals).await;

@@ -24,15 +24,15 @@ const NO_TOKEN: i64 = -1;
 pub(crate) struct PostgresSession {
     handle: Arc<Handle>,
     claim: Claim,
-    /// Tells this session from all others, also from those that share its contender's id.
-    session: Arc<str>,
+    /// Tells this session from all others of the handle, also from those that share its contender's id.
     number: u64,
     /// The queue may have an entry of ours.
     queued: bool,
     /// Under which token it was last ours.
     token: i64,
     holds: bool,
-    ear: Option<Ear>,
+    /// Boxed: a holder has none.
+    ear: Option<Box<Ear>>,
 }
 
 /// What a session listens to.
@@ -52,8 +52,12 @@ enum Topic {
 impl PostgresSession {
     pub(crate) fn new(handle: Arc<Handle>, claim: Claim) -> Self {
         let number = handle.number();
-        let session = handle.session(number).into();
-        Self { handle, claim, session, number, queued: false, token: NO_TOKEN, holds: false, ear: None }
+        Self { handle, claim, number, queued: false, token: NO_TOKEN, holds: false, ear: None }
+    }
+
+    /// Its name in the tables. Made when it is needed: whoever holds many mutexes keeps none of them.
+    fn session(&self) -> Arc<str> {
+        self.handle.session(self.number).into()
     }
 
     async fn ask(&mut self, prior: Prior) -> Result<Answer> {
@@ -96,7 +100,7 @@ impl PostgresSession {
         let wish = Wish {
             mutex: self.claim.mutex.clone(),
             owner: self.claim.contender.clone(),
-            session: Arc::clone(&self.session),
+            session: self.session(),
             ttl,
             total,
             token,
@@ -109,7 +113,8 @@ impl PostgresSession {
     async fn look(&mut self, lapsed: i64) -> Result<Option<Answer>> {
         let (ttl, total) = self.terms();
         let (mutex, owner) = (self.claim.mutex.as_str(), self.claim.contender.as_str());
-        let rows = self.rows(Query::Look, &[&mutex, &owner, &&*self.session, &ttl, &total, &lapsed]).await?;
+        let rows =
+            self.rows(Query::Look, &[&mutex, &owner, &&*self.session(), &ttl, &total, &lapsed]).await?;
         let queues = self.claim.intent == Intent::Queue;
         let row = match rows.first() {
             Some(row) => row,
@@ -122,7 +127,7 @@ impl PostgresSession {
             self.took(get(row, 2)?, watched);
             return Ok(Some(Answer::Ours(seen.ownership()?)));
         }
-        if seen.session == &*self.session && !seen.is_free() {
+        if seen.session == &*self.session() && !seen.is_free() {
             // It was ours a moment ago, and was taken from us meanwhile: a fresh look tells by whom.
             return Ok(None);
         }
@@ -142,7 +147,7 @@ impl PostgresSession {
         let (mutex, owner) = (self.claim.mutex.as_str(), self.claim.contender.as_str());
         let (channel, entry) = (self.handle.calls(), self.entry().as_secs_f64());
         let params: [crate::wire::Param<'_>; 7] =
-            [&mutex, &owner, &&*self.session, &ttl, &total, &channel, &entry];
+            [&mutex, &owner, &&*self.session(), &ttl, &total, &channel, &entry];
         let rows = self.rows(Query::Queue, &params).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let seen = Seen::of(row)?;
@@ -154,7 +159,7 @@ impl PostgresSession {
             // Ours or a twin's: it got us no place.
             self.queued = before;
         }
-        let ours = seen.session == &*self.session;
+        let ours = seen.session == &*self.session();
         Ok(Some(if ours { Answer::Ours(ownership) } else { Answer::Held(ownership) }))
     }
 
@@ -168,7 +173,7 @@ impl PostgresSession {
             return if seen.is_free() { self.look(lapsed).await } else { answer(&seen).map(Some) };
         }
         let ((ttl, total), owner) = (self.terms(), self.claim.contender.as_str());
-        let rows = self.rows(Query::Create, &[&mutex, &owner, &&*self.session, &ttl, &total]).await?;
+        let rows = self.rows(Query::Create, &[&mutex, &owner, &&*self.session(), &ttl, &total]).await?;
         rows.first().map(|row| Ok(self.ours(token(row, 0)?))).transpose()
     }
 
@@ -223,12 +228,37 @@ impl PostgresSession {
         (self.claim.lease.poll() * 2).max(self.claim.lease.ttl())
     }
 
-    fn listen(&self) -> Ear {
+    /// Waits for a word about the mutex, the first of which says that there will be more.
+    async fn hint(&mut self) -> Result<()> {
+        if self.ear.is_none() {
+            self.ear = Some(self.listen());
+            self.handle.wanted.notify_one();
+        }
+        let Some(ear) = &mut self.ear else { return Ok(()) };
+        if !ear.told {
+            let mut hints = self.handle.hints.subscribe();
+            let hints = hints.wait_for(|hints| *hints != Hints::Down).await;
+            if hints.is_ok_and(|hints| *hints == Hints::Up) {
+                // What was missed before this line, the next look finds.
+                ear.told = true;
+                return Ok(());
+            }
+            self.ear = None;
+            return Err(Handle::no_hints());
+        }
+        match &mut ear.topic {
+            Topic::Turn(listener) => listener.rung().await,
+            Topic::Owner(listener) => listener.rung().await,
+        }
+        Ok(())
+    }
+
+    fn listen(&self) -> Box<Ear> {
         let topic = match self.claim.intent {
             Intent::Queue => Topic::Turn(self.handle.turns.listen(self.number)),
             _ => Topic::Owner(self.handle.owners.listen(self.claim.mutex.clone())),
         };
-        Ear { topic, told: false }
+        Box::new(Ear { topic, told: false })
     }
 }
 
@@ -266,7 +296,10 @@ impl Session for PostgresSession {
         }
         if self.queued {
             let (handle, mutex) = (&self.handle, &self.claim.mutex);
-            if errands::leave(handle, mutex, &self.session).await.map_err(|error| error.with_mutex(mutex))? {
+            if errands::leave(handle, mutex, &self.session())
+                .await
+                .map_err(|error| error.with_mutex(mutex))?
+            {
                 self.errand(Errand::Wake(mutex.clone()));
             }
             self.queued = false;
@@ -278,34 +311,15 @@ impl Session for PostgresSession {
         if self.holds {
             return std::future::pending().await;
         }
-        if self.ear.is_none() {
-            self.ear = Some(self.listen());
-            self.handle.wanted.notify_one();
-        }
-        let Some(ear) = &mut self.ear else { return Ok(()) };
-        if !ear.told {
-            let mut hints = self.handle.hints.subscribe();
-            let hints = hints.wait_for(|hints| *hints != Hints::Down).await;
-            if hints.is_ok_and(|hints| *hints == Hints::Up) {
-                // What was missed before this line, the next look finds.
-                ear.told = true;
-                return Ok(());
-            }
-            self.ear = None;
-            return Err(Handle::no_hints());
-        }
-        match &mut ear.topic {
-            Topic::Turn(listener) => listener.rung().await,
-            Topic::Owner(listener) => listener.rung().await,
-        }
-        Ok(())
+        // Boxed: a holder waits here all the time, and needs none of it.
+        Box::pin(self.hint()).await
     }
 }
 
 impl Drop for PostgresSession {
     fn drop(&mut self) {
         if self.queued {
-            let (mutex, session) = (self.claim.mutex.clone(), Arc::clone(&self.session));
+            let (mutex, session) = (self.claim.mutex.clone(), self.session());
             self.errand(Errand::Leave { mutex, session });
         }
     }

@@ -47,7 +47,12 @@ pub(crate) enum Arg<'a> {
     Fence(u64, u64, &'a str),
     /// What the caller wants, its place in the queue, and for how many milliseconds it has it: a half more if it
     /// listens.
-    Place { intent: &'a str, place: u64, lasts: u64, listens: bool },
+    Place {
+        intent: &'a str,
+        place: u64,
+        lasts: u64,
+        listens: bool,
+    },
 }
 
 /// One call of a script on one mutex.

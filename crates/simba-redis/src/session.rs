@@ -298,7 +298,8 @@ impl Session for RedisSession {
         if self.holds {
             return std::future::pending().await;
         }
-        self.rung().await;
+        // Boxed: a holder waits here all the time, and needs none of it.
+        Box::pin(self.rung()).await;
         Ok(())
     }
 }

@@ -6,14 +6,14 @@
 //! nothing to do for a while, and waits in its seat until the caller gives the mutex back. It gets a task as soon
 //! as it has to live without him: when it was refused, when a hold takes longer than a moment, when he goes away.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -175,10 +175,9 @@ pub(crate) struct Rides {
 struct Seats {
     next: u64,
     taken: BTreeMap<u64, Rider>,
-    /// Who began to wait when, in that order. Most of them have left their seats by the time they come first.
-    waiting: VecDeque<(Moment, u64)>,
-    /// A [`Conductor`] walks about.
-    conducted: bool,
+    /// Who began to wait when, in that order, on each runtime that has a [`Conductor`]. Most of them have left their
+    /// seats by the time they come first.
+    waiting: HashMap<Id, VecDeque<(Moment, u64)>>,
 }
 
 impl Rides {
@@ -199,8 +198,9 @@ impl Rides {
             return rider.alight();
         }
         let Some(runtime) = runtime else { return };
-        if core.rides.is_first_to_wait(core.clock.now(), seat) {
-            let conductor = Conductor { rides: Arc::clone(&core.rides), on_duty: true };
+        if core.rides.is_first_to_wait(runtime.id(), core.clock.now(), seat) {
+            let conductor =
+                Conductor { rides: Arc::clone(&core.rides), runtime: runtime.id(), on_duty: true };
             runtime.spawn(conductor.walk(Arc::clone(&core.clock)));
         }
     }
@@ -215,11 +215,12 @@ impl Rides {
         None
     }
 
-    /// Whether nobody looks after those who wait yet.
-    fn is_first_to_wait(&self, now: Moment, seat: u64) -> bool {
+    /// Whether nobody looks after those yet who wait on this runtime.
+    fn is_first_to_wait(&self, runtime: Id, now: Moment, seat: u64) -> bool {
         let mut seats = self.seats();
-        seats.waiting.push_back((now, seat));
-        !std::mem::replace(&mut seats.conducted, true)
+        let unattended = !seats.waiting.contains_key(&runtime);
+        seats.waiting.entry(runtime).or_default().push_back((now, seat));
+        unattended
     }
 
     fn leave(&self, seat: u64) -> Option<Rider> {
@@ -232,21 +233,14 @@ impl Rides {
         riders.into_values().for_each(Rider::alight);
     }
 
-    /// Gives everyone a task who has waited since `then`; whether others wait.
-    fn wake(&self, then: Moment) -> bool {
-        let mut riders = Vec::new();
+    /// Gives everyone on this runtime a task who has waited since `then`; whether others wait there.
+    fn wake(&self, runtime: Id, then: Moment) -> bool {
         let mut seats = self.seats();
-        while let Some((_, seat)) = seats.waiting.front().copied().filter(|(since, _)| *since <= then) {
-            seats.waiting.pop_front();
-            if matches!(seats.taken.get(&seat), Some(Rider { state: State::Waits(_), .. })) {
-                riders.extend(seats.taken.remove(&seat));
-            }
-        }
-        seats.conducted = !seats.waiting.is_empty();
-        let conducted = seats.conducted;
+        let riders = seats.waited(runtime, then);
+        let attended = seats.waiting.contains_key(&runtime);
         drop(seats);
         riders.into_iter().for_each(Rider::alight);
-        conducted
+        attended
     }
 
     fn seats(&self) -> MutexGuard<'_, Seats> {
@@ -254,9 +248,28 @@ impl Rides {
     }
 }
 
-/// Looks after those who wait, for as long as somebody does.
+impl Seats {
+    /// Takes everyone out who has waited on this runtime since `then`.
+    fn waited(&mut self, runtime: Id, then: Moment) -> Vec<Rider> {
+        let mut riders = Vec::new();
+        let Some(waiting) = self.waiting.get_mut(&runtime) else { return riders };
+        while let Some((_, seat)) = waiting.front().copied().filter(|(since, _)| *since <= then) {
+            waiting.pop_front();
+            if matches!(self.taken.get(&seat), Some(Rider { state: State::Waits(_), .. })) {
+                riders.extend(self.taken.remove(&seat));
+            }
+        }
+        if waiting.is_empty() {
+            self.waiting.remove(&runtime);
+        }
+        riders
+    }
+}
+
+/// Looks after those who wait on one runtime, for as long as somebody does.
 struct Conductor {
     rides: Arc<Rides>,
+    runtime: Id,
     on_duty: bool,
 }
 
@@ -265,16 +278,16 @@ impl Conductor {
         while self.on_duty {
             let now = clock.now();
             clock.sleep_until(now + MOMENT).await;
-            self.on_duty = self.rides.wake(now);
+            self.on_duty = self.rides.wake(self.runtime, now);
         }
     }
 }
 
-/// Its runtime ends, and perhaps not that of those who wait.
+/// Its runtime ends, and whoever waits there with it.
 impl Drop for Conductor {
     fn drop(&mut self) {
         if self.on_duty {
-            self.rides.wake(Moment::ZERO + Duration::MAX);
+            self.rides.wake(self.runtime, Moment::ZERO + Duration::MAX);
         }
     }
 }
