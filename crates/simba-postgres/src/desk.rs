@@ -16,7 +16,7 @@ use simba_core::{ContenderId, Error, MutexName, Result, within};
 use tokio::sync::{Notify, oneshot};
 use tokio_postgres::Row;
 
-use crate::error::{closed, lost, unavailable};
+use crate::error::{Trouble, closed, lost, unavailable};
 use crate::handle::{Handle, State};
 use crate::rows::get;
 use crate::statements::Query;
@@ -193,11 +193,12 @@ impl Desk {
         let rows = within(&*handle.clock, handle.config.silence(), self.many(handle, &wire, &gathered)).await;
         match rows {
             Some(Ok(rows)) => answer(gathered, &rows),
+            Some(Err(Trouble::Refused(error))) => refuse(gathered, &error),
             Some(Err(_)) if wire.is_closed() => refuse(gathered, &lost()),
-            Some(Err(fault)) if gathered.len() == 1 => refuse(gathered, &handle.failed(&wire, fault)),
+            Some(Err(trouble)) if gathered.len() == 1 => refuse(gathered, &handle.failed(&wire, trouble)),
             // One that the server chokes on must not cost the others theirs.
-            Some(Err(fault)) => {
-                tracing::debug!(error = %fault, "calls that came together go out one by one");
+            Some(Err(trouble)) => {
+                tracing::debug!(error = %trouble, "calls that came together go out one by one");
                 let alone = gathered.into_iter().map(|Pending { wish, answer }| async move {
                     let _ = answer.send(self.alone(handle, &wish).await);
                 });
@@ -207,12 +208,7 @@ impl Desk {
         }
     }
 
-    async fn many(
-        &self,
-        handle: &Handle,
-        wire: &Wire,
-        gathered: &[Pending],
-    ) -> Result<Vec<Row>, crate::error::Fault> {
+    async fn many(&self, handle: &Handle, wire: &Wire, gathered: &[Pending]) -> Result<Vec<Row>, Trouble> {
         let wishes = || gathered.iter().map(|pending| &pending.wish);
         let mutexes: Vec<&str> = wishes().map(|wish| wish.mutex.as_str()).collect();
         let sessions: Vec<&str> = wishes().map(|wish| &*wish.session).collect();

@@ -3,7 +3,7 @@
 //! No message repeats a password: the server never does, the driver holds none in its errors, and the URL goes
 //! into none of them.
 
-use std::io;
+use std::{fmt, io};
 
 use simba_core::{Error, ErrorKind};
 use tokio_postgres::error::SqlState;
@@ -13,6 +13,62 @@ use crate::config::{Place, PostgresConfig};
 
 /// The driver's error.
 pub(crate) type Fault = tokio_postgres::Error;
+
+/// Why a statement has no answer.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// The driver or the server says so.
+    Fault(Fault),
+    /// The server is none to work with: whatever it answered does not count.
+    Refused(Error),
+}
+
+impl From<Fault> for Trouble {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fault(fault) => fault.fmt(f),
+            Self::Refused(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Trouble {
+    fn code(&self) -> Option<&str> {
+        match self {
+            Self::Fault(fault) => fault.code().map(SqlState::code),
+            Self::Refused(_) => None,
+        }
+    }
+
+    /// Whether the server undid the statement for the sake of another one, so that it can be sent again.
+    pub(crate) fn is_undone(&self) -> bool {
+        matches!(self.code(), Some("40001" | "40P01"))
+    }
+
+    /// Whether a row or a table was locked for too long.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.code() == Some(SqlState::LOCK_NOT_AVAILABLE.code())
+    }
+
+    /// Whether the server has forgotten what was prepared on this connection.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        matches!(self.code(), Some("26000" | "0A000" | "42P05"))
+    }
+
+    /// What it means for the caller.
+    pub(crate) fn told(self, config: &PostgresConfig) -> Error {
+        match self {
+            Self::Fault(fault) => of_fault(fault, config),
+            Self::Refused(error) => error,
+        }
+    }
+}
 
 /// What a failed statement or login means.
 pub(crate) fn of_fault(fault: Fault, config: &PostgresConfig) -> Error {
@@ -157,21 +213,6 @@ fn locked_row() -> String {
 
 fn starts(code: &str, classes: &[&str]) -> bool {
     classes.iter().any(|class| code.starts_with(class))
-}
-
-/// Whether the server undid the statement for the sake of another one, so that it can be sent again.
-pub(crate) fn is_undone(fault: &Fault) -> bool {
-    matches!(fault.code().map(SqlState::code), Some("40001" | "40P01"))
-}
-
-/// Whether a row or a table was locked for too long.
-pub(crate) fn is_locked(fault: &Fault) -> bool {
-    fault.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
-}
-
-/// Whether the server has forgotten what was prepared on this connection.
-pub(crate) fn is_forgotten(fault: &Fault) -> bool {
-    matches!(fault.code().map(SqlState::code), Some("26000" | "0A000" | "42P05"))
 }
 
 #[cfg(test)]

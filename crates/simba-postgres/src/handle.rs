@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use crate::config::{Pooler, PostgresConfig};
 use crate::desk::Desk;
 use crate::errands::Errand;
-use crate::error::{closed, is_forgotten, is_locked, is_undone, lost, of_fault, unavailable};
+use crate::error::{Trouble, closed, lost, unavailable};
 use crate::gate::Gate;
 use crate::statements::{Query, Statements};
 use crate::wire::{Param, Wire};
@@ -222,12 +222,12 @@ impl Handle {
             let wire = self.wire().await?;
             match wire.rows(&self.statements, query, params).await {
                 Ok(rows) => return Ok(rows),
-                Err(fault) if is_undone(&fault) && tried < TRIES => tokio::task::yield_now().await,
-                Err(fault) => {
-                    if is_locked(&fault) {
+                Err(trouble) if trouble.is_undone() && tried < TRIES => tokio::task::yield_now().await,
+                Err(trouble) => {
+                    if trouble.is_locked() {
                         pass.shut(self.clock.now(), self.config.lock_timeout);
                     }
-                    return Err(self.failed(&wire, fault));
+                    return Err(self.failed(&wire, trouble));
                 }
             }
         }
@@ -238,7 +238,7 @@ impl Handle {
         let asked = async {
             let wire = self.wire().await?;
             let rows = wire.rows(&self.statements, query, params).await;
-            rows.map_err(|fault| self.failed(&wire, fault))
+            rows.map_err(|trouble| self.failed(&wire, trouble))
         };
         self.in_time(asked).await
     }
@@ -250,13 +250,13 @@ impl Handle {
         answer.unwrap_or_else(|| Err(unavailable(format!("the server did not answer within {limit:?}"))))
     }
 
-    pub(crate) fn failed(&self, wire: &Wire, fault: crate::error::Fault) -> Error {
-        if is_forgotten(&fault) {
+    pub(crate) fn failed(&self, wire: &Wire, trouble: Trouble) -> Error {
+        if trouble.is_forgotten() {
             // Whatever became of what was prepared: a new connection prepares it anew.
             wire.abort();
-            return lost().with_source(fault);
+            return lost().with_source(trouble.told(&self.config));
         }
-        of_fault(fault, &self.config)
+        trouble.told(&self.config)
     }
 }
 

@@ -69,7 +69,7 @@ async fn subscribe(handle: &Handle, ear: &Ear) -> Result<Option<Line>> {
     let listening =
         async { line.client.batch_execute(&listen).await.map_err(|fault| of_fault(fault, &handle.config)) };
     handle.in_time(listening).await?;
-    let heard = line.direct || handle.nature() == Nature::Session || echoes(handle, &line).await?;
+    let heard = line.is_direct() || handle.nature() == Nature::Session || echoes(handle, &line).await?;
     Ok(heard.then_some(line))
 }
 
@@ -84,7 +84,7 @@ async fn echoes(handle: &Handle, line: &Line) -> Result<bool> {
         let params: [(crate::wire::Param<'_>, Type); 2] =
             [(&handle.channel, Type::TEXT), (&payload, Type::TEXT)];
         let sent = wire.text("SELECT pg_notify($1, $2)", &params).await;
-        sent.map_err(|fault| handle.failed(&wire, fault))
+        sent.map_err(|trouble| handle.failed(&wire, trouble))
     };
     handle.in_time(sent).await?;
     // Nothing is asked over this line meanwhile: that could lend it the very process that listens.

@@ -9,7 +9,7 @@ use simba_core::{Clock, Error, ErrorKind, Result, within};
 use simba_net::dial;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 use tokio_postgres::tls::{MakeTlsConnect, NoTls, TlsConnect};
 use tokio_postgres::{AsyncMessage, Client, Connection};
@@ -28,8 +28,12 @@ pub(crate) struct Line {
     abort: AbortHandle,
     /// Its sender goes with the connection.
     end: watch::Receiver<()>,
-    /// Nothing stands between us and the server.
-    pub(crate) direct: bool,
+    place: Place,
+    config: PostgresConfig,
+    /// Ours and the server's, as we see them.
+    ends: Option<(SocketAddr, SocketAddr)>,
+    /// Whether nothing stands between us and the server, or why it is not to be used.
+    checked: OnceCell<Result<bool>>,
 }
 
 /// Asks for what must be known before the first use.
@@ -48,7 +52,7 @@ pub(crate) async fn open_any(
     let mut refusal = None;
     for at in 0..config.places.len() {
         let at = (first + at) % config.places.len();
-        match open(config, clock, &config.places[at], ear).await {
+        match open_checked(config, clock, &config.places[at], ear).await {
             Ok(line) => return Ok((at, line)),
             // The first one says more than the last: it is the one that was meant.
             Err(error) => refusal = refusal.or(Some(error)),
@@ -57,9 +61,33 @@ pub(crate) async fn open_any(
     Err(refusal.unwrap_or_else(|| unavailable("the URL names no host")))
 }
 
-async fn open(config: &PostgresConfig, clock: &dyn Clock, place: &Place, ear: Option<&Ear>) -> Result<Line> {
+/// Opens a connection, and leaves it to the caller to [check](Line::check) the server.
+pub(crate) async fn open(config: &PostgresConfig, clock: &dyn Clock, place: &Place) -> Result<Line> {
+    in_time(config, clock, place, greet(config, clock, place, None)).await
+}
+
+async fn open_checked(
+    config: &PostgresConfig,
+    clock: &dyn Clock,
+    place: &Place,
+    ear: Option<&Ear>,
+) -> Result<Line> {
+    let opened = async {
+        let line = greet(config, clock, place, ear.cloned()).await?;
+        line.check().await?;
+        Ok(line)
+    };
+    in_time(config, clock, place, opened).await
+}
+
+async fn in_time(
+    config: &PostgresConfig,
+    clock: &dyn Clock,
+    place: &Place,
+    opened: impl Future<Output = Result<Line>> + Send,
+) -> Result<Line> {
     let limit = config.connect_timeout;
-    let opened = within(clock, limit, greet(config, clock, place, ear.cloned())).await;
+    let opened = within(clock, limit, Box::pin(opened)).await;
     opened.unwrap_or_else(|| Err(unavailable(format!("{place} did not answer a login within {limit:?}"))))
 }
 
@@ -73,8 +101,8 @@ async fn greet(config: &PostgresConfig, clock: &dyn Clock, place: &Place, ear: O
         driven.await;
         drop(alive);
     });
-    let line = Line { client, abort: task.abort_handle(), end, direct: false };
-    line.checked(config, place, ends).await
+    let (place, config, checked) = (place.clone(), config.clone(), OnceCell::new());
+    Ok(Line { client, abort: task.abort_handle(), end, place, config, ends, checked })
 }
 
 type Opened = (Client, Driven, Option<(SocketAddr, SocketAddr)>);
@@ -157,23 +185,34 @@ impl Line {
         self.abort.abort();
     }
 
-    /// Refuses a server that takes no writes, and finds out whether anything stands in between.
-    async fn checked(
-        mut self,
-        config: &PostgresConfig,
-        place: &Place,
-        ends: Option<(SocketAddr, SocketAddr)>,
-    ) -> Result<Self> {
-        let rows = self.client.query_typed(CHECK, &[]).await.map_err(|fault| of_fault(fault, config))?;
+    /// Refuses a server that takes no writes, and finds out whether anything stands in between. It is asked once.
+    ///
+    /// # Cancel safety
+    ///
+    /// Whoever waits for the same answer asks anew.
+    pub(crate) async fn check(&self) -> Result<()> {
+        if let Some(checked) = self.checked.get() {
+            return checked.clone().map(drop);
+        }
+        // Aside, since every statement has room for this, and hardly one needs it.
+        Box::pin(self.checked.get_or_init(|| self.look())).await.clone().map(drop)
+    }
+
+    /// Whether it is known that nothing stands between us and the server.
+    pub(crate) fn is_direct(&self) -> bool {
+        matches!(self.checked.get(), Some(Ok(true)))
+    }
+
+    async fn look(&self) -> Result<bool> {
+        let unread = |fault| of_fault(fault, &self.config);
+        let rows = self.client.query_typed(CHECK, &[]).await.map_err(unread)?;
         let row = rows.first().ok_or_else(|| protocol("the server does not say what it is"))?;
-        let unread = |fault| of_fault(fault, config);
         if row.try_get::<_, bool>(0).map_err(unread)? {
-            return Err(read_only(place));
+            return Err(read_only(&self.place));
         }
         let near = (row.try_get(1).map_err(unread)?, row.try_get(2).map_err(unread)?);
         let far = (row.try_get(3).map_err(unread)?, row.try_get(4).map_err(unread)?);
-        self.direct = ends.is_some_and(|(local, peer)| is(local, near) && is(peer, far));
-        Ok(self)
+        Ok(self.ends.is_some_and(|(local, peer)| is(local, near) && is(peer, far)))
     }
 }
 

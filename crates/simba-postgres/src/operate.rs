@@ -94,7 +94,7 @@ impl Operate for PostgresBackend {
                     // The server takes `IF NOT EXISTS` of two at once for a clash: one after the other. All of
                     // a batch is one transaction, which the lock ends with.
                     let ddl = format!("SELECT pg_advisory_xact_lock({SETTING_UP}); {}", handle.ddl);
-                    wire.batch(&ddl).await.map_err(|fault| handle.failed(&wire, fault))
+                    wire.batch(&ddl).await.map_err(|trouble| handle.failed(&wire, trouble))
                 };
                 handle.in_time(made).await?;
             }
@@ -131,7 +131,7 @@ fn record(row: &Row) -> Result<MutexRecord> {
 async fn text(handle: &Handle, text: &str, params: &[(Param<'_>, Type)]) -> Result<Vec<Row>> {
     let wire = handle.wire().await?;
     let rows = wire.text(text, params).await;
-    rows.map_err(|fault| handle.failed(&wire, fault))
+    rows.map_err(|trouble| handle.failed(&wire, trouble))
 }
 
 async fn shape(handle: &Handle) -> Result<Shape> {

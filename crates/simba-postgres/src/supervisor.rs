@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use crate::config::Pooler;
 use crate::errands::{Errand, Errands};
 use crate::handle::{Handle, Nature, State};
-use crate::line::open_any;
+use crate::line::{open, open_any};
 use crate::wire::Wire;
 use crate::{error, hints};
 
@@ -33,16 +33,39 @@ pub(crate) async fn connect(handle: &Handle) -> Result<Arc<Wire>> {
     let first = handle.place.load(Ordering::Relaxed);
     let (place, line) = open_any(&handle.config, &*handle.clock, first, None).await?;
     handle.place.store(place, Ordering::Relaxed);
-    let wire = Wire::new(line);
-    if handle.config.pooler == Pooler::Auto {
-        if wire.is_direct() {
-            handle.learn(Nature::Session);
-        } else if place != first {
-            // What was found out is about another server.
-            handle.learn(Nature::Unknown);
-        }
+    let wire = Arc::new(Wire::new(line));
+    learn(handle, &wire, place != first);
+    Ok(wire)
+}
+
+/// Opens the next one. Calls go out with the look at the server rather than after it: a leader whose connection
+/// broke has the less time to renew, the longer the way to the server is.
+async fn reconnect(handle: &Handle) -> Result<Arc<Wire>> {
+    let [place] = &handle.config.places[..] else {
+        // One of several that takes no writes must fail no call: another one may.
+        return connect(handle).await;
+    };
+    let wire = Arc::new(Wire::new(open(&handle.config, &*handle.clock, place).await?));
+    handle.state.send_replace(State::Up(Arc::clone(&wire)));
+    let limit = handle.config.connect_timeout;
+    let checked = within(&*handle.clock, limit, wire.check()).await;
+    let checked = checked.unwrap_or_else(|| Err(error::unavailable(format!("{place} does not answer"))));
+    checked.inspect_err(|_| wire.abort())?;
+    learn(handle, &wire, false);
+    Ok(wire)
+}
+
+/// Keeps what a new connection shows of what is at its other end.
+fn learn(handle: &Handle, wire: &Wire, elsewhere: bool) {
+    if handle.config.pooler != Pooler::Auto {
+        return;
     }
-    Ok(Arc::new(wire))
+    if wire.is_direct() {
+        handle.learn(Nature::Session);
+    } else if elsewhere {
+        // What was found out is about another server.
+        handle.learn(Nature::Unknown);
+    }
 }
 
 /// Prepares the statements where that is safe. Where they cannot be prepared, each call says why.
@@ -54,7 +77,7 @@ pub(crate) async fn prepare(handle: &Handle, wire: &Wire) {
         within(&*handle.clock, handle.config.silence(), wire.prepare(&handle.statements, &handle.config));
     match prepared.await {
         Some(Ok(())) => {}
-        Some(Err(fault)) => tracing::debug!(error = %fault, "statements are not prepared"),
+        Some(Err(trouble)) => tracing::debug!(error = %trouble, "statements are not prepared"),
         None => wire.abort(),
     }
 }
@@ -86,7 +109,7 @@ async fn keep_connected(handle: &Handle, first: Arc<Wire>) {
     loop {
         let wire = match next.take() {
             Some(wire) => wire,
-            None => match connect(handle).await {
+            None => match reconnect(handle).await {
                 Ok(wire) => wire,
                 Err(error) => {
                     tracing::debug!(%error, "no connection to PostgreSQL");
@@ -151,8 +174,8 @@ async fn ping(handle: &Handle, wire: &Wire) -> Option<Told> {
     let answer = within(&*handle.clock, handle.config.silence(), wire.text(PING, &[])).await;
     let rows = match answer {
         Some(Ok(rows)) => rows,
-        Some(Err(fault)) => {
-            tracing::debug!(error = %fault, "PostgreSQL refuses a sign of life");
+        Some(Err(trouble)) => {
+            tracing::debug!(error = %trouble, "PostgreSQL refuses a sign of life");
             return None;
         }
         None => {

@@ -7,7 +7,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 
 use crate::config::PostgresConfig;
-use crate::error::Fault;
+use crate::error::{Fault, Trouble};
 use crate::line::Line;
 use crate::statements::{Query, Statements};
 
@@ -15,6 +15,8 @@ use crate::statements::{Query, Statements};
 pub(crate) type Param<'a> = &'a (dyn ToSql + Sync);
 
 /// A connection for commands.
+///
+/// Statements go out at once; their answers count once the server is known to take writes.
 ///
 /// Until it is known that one server process stays at its other end, nothing of a session is used on it: a
 /// statement prepared there could be another client's of the same name.
@@ -29,8 +31,8 @@ impl Wire {
         Self { line, prepared: OnceLock::new() }
     }
 
-    pub(crate) const fn is_direct(&self) -> bool {
-        self.line.direct
+    pub(crate) fn is_direct(&self) -> bool {
+        self.line.is_direct()
     }
 
     pub(crate) fn is_prepared(&self) -> bool {
@@ -39,6 +41,22 @@ impl Wire {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.line.client.is_closed()
+    }
+
+    /// Finds out whether the server is one to work with.
+    ///
+    /// # Errors
+    ///
+    /// It is not.
+    pub(crate) async fn check(&self) -> simba_core::Result<()> {
+        self.line.check().await
+    }
+
+    /// Gives an answer once it counts. The server was looked at in the same breath, so there is nothing more to
+    /// wait for.
+    async fn vouched<T>(&self, answer: Result<T, Fault>) -> Result<T, Trouble> {
+        self.check().await.map_err(Trouble::Refused)?;
+        Ok(answer?)
     }
 
     /// Ends the connection; calls that are not answered yet fail.
@@ -61,12 +79,12 @@ impl Wire {
         statements: &Statements,
         query: Query,
         params: &[Param<'_>],
-    ) -> Result<Vec<Row>, Fault> {
+    ) -> Result<Vec<Row>, Trouble> {
         if let Some(statement) = self.prepared.get().and_then(|prepared| prepared.get(query as usize)) {
-            return self.line.client.query(statement, params).await;
+            return self.vouched(self.line.client.query(statement, params).await).await;
         }
         let typed: Vec<_> = params.iter().copied().zip(query.types().iter().cloned()).collect();
-        self.line.client.query_typed(statements.bounded(query), &typed).await
+        self.vouched(self.line.client.query_typed(statements.bounded(query), &typed).await).await
     }
 
     /// The same for a text of the moment.
@@ -74,13 +92,13 @@ impl Wire {
         &self,
         text: &str,
         params: &[(Param<'_>, tokio_postgres::types::Type)],
-    ) -> Result<Vec<Row>, Fault> {
-        self.line.client.query_typed(text, params).await
+    ) -> Result<Vec<Row>, Trouble> {
+        self.vouched(self.line.client.query_typed(text, params).await).await
     }
 
     /// Several statements without parameters in one transaction.
-    pub(crate) async fn batch(&self, text: &str) -> Result<(), Fault> {
-        self.line.client.batch_execute(text).await
+    pub(crate) async fn batch(&self, text: &str) -> Result<(), Trouble> {
+        self.vouched(self.line.client.batch_execute(text).await).await
     }
 
     /// Sets the session up and prepares what is asked often: only where the session is ours alone.
@@ -88,11 +106,13 @@ impl Wire {
         &self,
         statements: &Statements,
         config: &PostgresConfig,
-    ) -> Result<(), Fault> {
-        self.batch(&settings(config)).await?;
-        let client = &self.line.client;
+    ) -> Result<(), Trouble> {
+        let (client, settings) = (&self.line.client, settings(config));
         let prepare = |query: &Query| client.prepare_typed(statements.plain(*query), query.types());
-        let prepared = futures_util::future::try_join_all(Query::OFTEN.iter().map(prepare)).await?;
+        let prepared = futures_util::future::try_join_all(Query::OFTEN.iter().map(prepare));
+        // The server takes them in this order, so neither need wait for the other's answer.
+        let ((), prepared) =
+            futures_util::future::try_join(client.batch_execute(&settings), prepared).await?;
         // Whoever came first prepared the same.
         let _ = self.prepared.set(prepared);
         Ok(())

@@ -27,10 +27,10 @@ impl Fixture for Far {
         self.0.connect().await
     }
 
-    /// A login and the look at the server after it are four round trips, a renewal is the fifth. Where each takes
-    /// up to 180 ms (row 15), a leader of a shorter lease cannot ride out one cut.
+    /// A login is three round trips, a renewal is the fourth. Where each takes up to 180 ms (row 15), a leader of a
+    /// shorter lease cannot ride out every cut.
     fn lease(&self) -> Lease {
-        Lease::new(Duration::from_millis(900), Duration::from_millis(600)).unwrap()
+        Lease::new(Duration::from_millis(750), Duration::from_millis(500)).unwrap()
     }
 }
 
@@ -109,6 +109,60 @@ async fn row_17_a_take_without_a_reply_is_adopted() {
         guard.release().await.unwrap();
         assert!(two.locker(mutex).try_lock().await.unwrap().is_some(), "broken: nothing is left of it");
     }
+}
+
+/// How late every message is in the next one: far more than a noisy machine adds.
+const LATE: Duration = Duration::from_millis(300);
+
+/// Row 15: a call that waits for a new connection goes out as soon as the login is over, which is three round trips.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_15_after_a_cut_a_call_is_answered_in_the_fourth_round_trip() {
+    let (backend, network) = Store::shared().proxied().await;
+    let mut session = open(&backend, &name("slow")).await;
+    take(&mut *session).await;
+    network.delay(LATE, Duration::ZERO);
+    network.cut();
+    let cut = tokio::time::Instant::now();
+    let answered = async {
+        // The first one may still go out over the connection that broke.
+        while session.contend(Prior::Nothing).await.is_err() {}
+    };
+    soon("a call is answered", answered).await;
+    let (took, trip) = (cut.elapsed(), LATE * 2);
+    assert!(took >= trip * 4, "a login takes three round trips, and a call one: {took:?}");
+    assert!(took < trip * 9 / 2, "broken: a fourth round trip answers, not after {took:?}");
+}
+
+/// What a server that takes no writes answers does not count, however well it reads.
+#[tokio::test]
+async fn a_server_that_became_read_only_is_not_read() {
+    let private = Private::start(Setup::postgres()).await;
+    // One connection, so that all requests are its.
+    let (backend, network) = private.store.clone().with_keys("pooler=false").proxied().await;
+    let (admin, mutex) = (private.store.admin().await, name("read-only"));
+    backend.read(&mutex).await.unwrap();
+    let role = format!("ALTER ROLE {USER} SET default_transaction_read_only = on");
+    admin.batch_execute(&role).await.unwrap();
+    network.delay(Duration::from_millis(30), Duration::ZERO);
+    let sent = network.requests();
+    network.cut();
+    let read = async {
+        loop {
+            match backend.read(&mutex).await {
+                Err(error) if error.to_string().contains("is lost") => {}
+                other => break other,
+            }
+        }
+    };
+    // Three requests to log in. After the next one nothing runs here until all answers have come, so that none is
+    // late enough to be lost with the connection.
+    let stand_still = async {
+        until("the server is asked", || network.requests() >= sent + 4).await;
+        std::thread::sleep(Duration::from_millis(300));
+    };
+    let (read, ()) = soon("a refusal", async { tokio::join!(read, stand_still) }).await;
+    let refusal = read.expect_err("broken: it is read").to_string();
+    assert!(refusal.contains("takes no writes"), "{refusal}");
 }
 
 /// Ends the connections for wake-ups, and tells how many there were.

@@ -273,6 +273,100 @@ async fn row_51_a_leader_survives_a_sweep_of_empty_nodes() {
     assert!(tenure.is_held());
 }
 
+/// How late every message is in the next one: far more than a noisy machine adds.
+const LATE: Duration = Duration::from_millis(300);
+
+/// A renewal that waits for a new connection of its session does not wait for two answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_15_after_a_cut_a_renewal_is_answered_in_the_first_round_trip() {
+    use simba_core::{Answer, Backend as _, Claim, ContenderId, Prior};
+    let (backend, network) = Zookeeper::single().proxied().await;
+    let claim = Claim::new(name(), ContenderId::generate(), long());
+    let mut session = backend.open(claim).await.unwrap();
+    let Answer::Ours(first) = session.contend(Prior::Nothing).await.unwrap() else { panic!("it is free") };
+    network.delay(LATE, Duration::ZERO);
+    network.cut();
+    let cut = SystemClock.now();
+    let renewed = soon("a renewal is answered", async {
+        loop {
+            if let Ok(answer) = session.contend(Prior::Held).await {
+                break answer;
+            }
+        }
+    });
+    let Answer::Ours(renewed) = renewed.await else { panic!("broken: a session outlives its connection") };
+    assert_eq!(renewed.token, first.token);
+    let (took, trip) = (SystemClock.now() - cut, LATE * 2);
+    assert!(took >= trip, "an answer takes a round trip: {took:?}");
+    assert!(took < trip * 3 / 2, "broken: one round trip answers, not after {took:?}");
+}
+
+/// An answer that comes in one piece with the one that grants the session is not left lying until the next one.
+#[tokio::test]
+async fn row_15_answers_that_come_together_are_all_taken() {
+    use simba_core::{Answer, Backend as _, Claim, ContenderId, Prior};
+    let (backend, network) = Zookeeper::single().proxied().await;
+    let mut session = backend.open(Claim::new(name(), ContenderId::generate(), long())).await.unwrap();
+    session.contend(Prior::Nothing).await.unwrap();
+    network.delay(Duration::from_millis(50), Duration::ZERO);
+    let sent = network.requests();
+    network.cut();
+    // It is noticed, so that the renewal waits for the next connection.
+    sleep(Duration::from_millis(10)).await;
+    let stand_still = async {
+        while network.requests() < sent + 2 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        // Nothing runs here until both answers have come.
+        std::thread::sleep(Duration::from_millis(300));
+        SystemClock.now()
+    };
+    let renewed = async { (session.contend(Prior::Held).await, SystemClock.now()) };
+    let ((answer, renewed), came) =
+        soon("a renewal is answered", async { tokio::join!(renewed, stand_still) }).await;
+    assert!(matches!(answer.unwrap(), Answer::Ours(_)));
+    let took = renewed - came;
+    assert!(took < Duration::from_secs(1), "broken: what has come is taken at once, not after {took:?}");
+}
+
+/// A check that was sent before the server said that the session has ended is asked again in the next session.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_48_a_renewal_on_its_way_to_a_session_that_has_ended_finds_nothing() {
+    use simba_core::{Answer, Backend as _, Claim, ContenderId, Prior};
+    let (backend, network) = Zookeeper::single().proxied().await;
+    for _ in 0..rounds() {
+        let mutex = name();
+        let claim = Claim::new(mutex.clone(), ContenderId::generate(), lease());
+        let mut session = backend.open(claim).await.unwrap();
+        let Answer::Ours(first) = session.contend(Prior::Nothing).await.unwrap() else {
+            panic!("it is free")
+        };
+        let path = format!("/simba/{mutex}");
+        by_hand(move |raw| {
+            let [node] = &raw.children(&path)[..] else { panic!("one node") };
+            let node = format!("{path}/{node}");
+            // Its owner may be faster; not for ever.
+            while let Some(session) = raw.owner(&node) {
+                raw::end(address(), session);
+            }
+        })
+        .await;
+        network.delay(Duration::from_millis(50), Duration::ZERO);
+        network.cut();
+        let answer = soon("a renewal is answered", async {
+            loop {
+                match session.contend(Prior::Held).await {
+                    Ok(answer) => break answer,
+                    Err(error) => assert!(error.is_transient(), "broken: {error}"),
+                }
+            }
+        });
+        let Answer::Ours(next) = answer.await else { panic!("nobody else wants it") };
+        assert!(next.token > first.token, "broken: a new session has a new node");
+        network.heal();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_20_a_waiter_whose_watch_is_cut_off_looks_again() {
     let (one, two) = (Peer::connect().await, Peer::connect().await);

@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
 
 use super::code::Code;
+use super::early::Behind;
 use super::frame::Frames;
 use super::jute::{Malformed, Reader, Writer};
 use super::message::{self, Granted, Header};
@@ -42,7 +43,7 @@ pub(super) enum Shake {
 }
 
 impl Wire {
-    /// Connects to one server and asks for the session.
+    /// Connects to one server and asks for the session, with whatever is to be said behind the question.
     pub(super) async fn open(
         config: &ZookeeperConfig,
         place: &Place,
@@ -50,6 +51,7 @@ impl Wire {
         timeout: u32,
         limit: Duration,
         clock: &Arc<dyn Clock>,
+        behind: Behind,
     ) -> Result<Shake, Error> {
         let tcp = dial(&place.host, place.port, limit, &**clock).await.map_err(|e| unreachable(place, e))?;
         let shaken = within(&**clock, limit, async {
@@ -66,7 +68,7 @@ impl Wire {
                     Self::of(reader, writer)
                 }
             };
-            let granted = wire.shake(place, life, timeout).await?;
+            let granted = wire.shake(place, life, timeout, behind).await?;
             if granted.session == 0 || granted.timeout <= 0 {
                 return Ok(Shake::Expired);
             }
@@ -85,12 +87,26 @@ impl Wire {
         Self { reader: Box::new(reader), writer: Box::new(writer), frames: Frames::default() }
     }
 
-    async fn shake(&mut self, place: &Place, life: &Life, timeout: u32) -> Result<Granted, Error> {
+    async fn shake(
+        &mut self,
+        place: &Place,
+        life: &Life,
+        timeout: u32,
+        mut behind: Behind,
+    ) -> Result<Granted, Error> {
         let mut writer = Writer::default();
         let timeout = i32::try_from(timeout).unwrap_or(i32::MAX);
         message::connect(life.zxid, timeout, life.session, &life.password, &mut writer);
         self.put(place, &writer).await?;
-        let frame = self.frame(place).await?;
+        let frame = loop {
+            tokio::select! {
+                // What was handed over is under way for all others: it is written even if the answer is there.
+                biased;
+                // Where it cannot be written, what the server said last tells why.
+                Some(more) = behind.recv() => drop(self.put(place, &more).await),
+                frame = self.frame(place) => break frame?,
+            }
+        };
         message::connected(&frame).map_err(|malformed| stranger(place, malformed))
     }
 
@@ -134,6 +150,11 @@ impl Wire {
         self.writer.flush().await.map_err(|error| broken(place, error))
     }
 
+    /// Waits for the next message.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost with a call that is dropped.
     async fn frame(&mut self, place: &Place) -> Result<Vec<u8>, Error> {
         loop {
             if let Some(frame) = self.frames.next().map_err(|malformed| stranger(place, malformed))? {
@@ -206,4 +227,36 @@ fn stranger(place: &Place, malformed: Malformed) -> Error {
     let message =
         format!("{place} does not answer as a ZooKeeper does: check the port, and whether it wants TLS");
     Error::new(ErrorKind::Protocol, message).with_source(malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_behind_the_question_is_written_though_the_answer_is_there() {
+        let (near, mut far) = duplex(1 << 10);
+        let (reader, writer) = tokio::io::split(near);
+        let mut wire = Wire::of(reader, writer);
+        let mut answer = Writer::default();
+        answer.frame(|w| {
+            w.int(0).int(1_000).long(7).buffer(&[1; 16]);
+        });
+        far.write_all(answer.bytes()).await.unwrap();
+        let (to, behind) = tokio::sync::mpsc::unbounded_channel();
+        let mut more = Writer::default();
+        more.frame(|w| {
+            w.text("behind");
+        });
+        to.send(more).unwrap();
+        let (place, life) = (Place { host: "h".into(), port: 1 }, Life::default());
+        let granted = wire.shake(&place, &life, 1_000, behind).await.unwrap();
+        assert_eq!(granted.session, 7);
+        drop(wire);
+        let mut written = Vec::new();
+        far.read_to_end(&mut written).await.unwrap();
+        assert!(written.ends_with(b"behind"), "{written:?}");
+    }
 }

@@ -21,9 +21,11 @@ use super::work::{Check, Job, Work};
 use super::{Command, Shared, Urgency};
 
 /// How long a renewal waits for others to go with it, at the most.
-const GATHERING: Duration = Duration::from_millis(20);
+pub(super) const GATHERING: Duration = Duration::from_millis(20);
 /// How long a request waits that nobody may need by then, at the most.
 const LATER: Duration = Duration::from_millis(50);
+/// Requests are numbered from here: the first numbers may have been used to log in.
+pub(super) const FIRST: i32 = 16;
 
 /// The requests of a session, whatever connection it has.
 pub(super) struct Desk {
@@ -79,13 +81,13 @@ pub(super) enum End {
 }
 
 /// What was sent and is not answered yet.
-struct Flight {
-    xid: i32,
-    sent: Moment,
-    what: Cargo,
+pub(super) struct Flight {
+    pub(super) xid: i32,
+    pub(super) sent: Moment,
+    pub(super) what: Cargo,
 }
 
-enum Cargo {
+pub(super) enum Cargo {
     Job(Job),
     Checks(Vec<Check>),
     /// For those who wait: their session is to be proven when their turn comes.
@@ -106,24 +108,32 @@ pub(super) struct Link {
     closing: bool,
     session: i64,
     timeout: Duration,
+    began: Moment,
     /// When the server was heard last.
     pub(super) heard: Moment,
 }
 
 impl Link {
-    pub(super) fn new(wire: Wire, session: i64, timeout: Duration, now: Moment) -> Self {
+    /// Takes up a connection on which the flights are under way already.
+    pub(super) fn new(
+        wire: Wire,
+        flights: VecDeque<Flight>,
+        session: i64,
+        timeout: Duration,
+        now: Moment,
+    ) -> Self {
         Self {
             wire,
             out: Writer::default(),
             flushed: true,
-            flights: VecDeque::new(),
             ping: None,
             watches: Watches::default(),
-            // The first numbers may have been used to log in.
-            xid: 16,
+            xid: flights.back().map_or(FIRST, |flight| flight.xid),
+            flights,
             closing: false,
             session,
             timeout,
+            began: now,
             heard: now,
         }
     }
@@ -136,6 +146,10 @@ impl Link {
         let (beat, patience) = (self.timeout / 12, self.timeout / 3);
         let mut tick = clock.sleep_until(clock.now() + beat);
         let (mut gather, mut later) = (None, None);
+        // The answer that granted the session may have come with others.
+        if let Some(end) = self.came(Ok(true), desk, life) {
+            return end;
+        }
         loop {
             let at_once = desk.work.urgent || desk.ends();
             self.send(desk, at_once);
@@ -170,10 +184,10 @@ impl Link {
         }
     }
 
-    /// For how long the oldest request has waited for its answer.
+    /// For how long the oldest request has waited for its answer since the session was granted.
     fn waited(&self, now: Moment) -> Duration {
         let oldest = self.flights.front().map(|flight| flight.sent).into_iter().chain(self.ping).min();
-        oldest.map_or(Duration::ZERO, |sent| now - sent)
+        oldest.map_or(Duration::ZERO, |sent| now - sent.max(self.began))
     }
 
     fn beat(&mut self, now: Moment, shared: &Shared) {
@@ -232,7 +246,7 @@ impl Link {
     }
 
     fn next_xid(&mut self) -> i32 {
-        self.xid = self.xid.checked_add(1).unwrap_or(16);
+        self.xid = self.xid.checked_add(1).unwrap_or(FIRST);
         self.xid
     }
 
@@ -411,14 +425,14 @@ async fn put(writer: &mut (impl AsyncWrite + Unpin + Send), bytes: &[u8]) -> io:
 }
 
 /// Sets a timer that is wanted and does not run yet, or puts it away.
-fn set(timer: &mut Option<Sleep>, wanted: bool, delay: Duration, clock: &dyn Clock) {
+pub(super) fn set(timer: &mut Option<Sleep>, wanted: bool, delay: Duration, clock: &dyn Clock) {
     match timer {
         Some(_) if wanted => {}
         _ => *timer = wanted.then(|| clock.sleep_until(clock.now() + delay)),
     }
 }
 
-async fn over(timer: &mut Option<Sleep>) {
+pub(super) async fn over(timer: &mut Option<Sleep>) {
     match timer {
         Some(sleep) => sleep.await,
         None => std::future::pending().await,

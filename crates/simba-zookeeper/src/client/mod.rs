@@ -7,6 +7,7 @@
 mod bells;
 mod code;
 mod connection;
+mod early;
 mod failure;
 mod frame;
 mod jute;

@@ -1,5 +1,6 @@
 //! Keeps a session connected for as long as the store keeps it, and begins another one when it does not.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,8 +9,9 @@ use simba_net::Backoff;
 use tokio::sync::mpsc;
 
 use super::connection::{Life, Shake, Wire};
+use super::early::{Behind, Early};
 use super::failure::Failure;
-use super::link::{Desk, End, Link};
+use super::link::{Desk, End, Flight, GATHERING, Link};
 use super::work::Work;
 use super::{Command, Shared};
 use crate::config::ZookeeperConfig;
@@ -57,10 +59,10 @@ impl Supervisor {
 
     pub(super) async fn run(mut self) {
         while !self.desk.ends() {
-            let Some((wire, timeout)) = self.connect().await else { break };
+            let Some((wire, flights, timeout)) = self.connect().await else { break };
             self.backoff.reset();
             self.timeout = timeout;
-            let mut link = Link::new(wire, self.life.session, timeout, self.desk.clock.now());
+            let mut link = Link::new(wire, flights, self.life.session, timeout, self.desk.clock.now());
             self.desk.shared.connected(self.life.session, timeout);
             let end = link.run(&mut self.desk, &mut self.life).await;
             link.lost(&mut self.desk);
@@ -79,23 +81,33 @@ impl Supervisor {
     }
 
     /// Tries one server after the other until one of them grants the session; nothing if it is closed meanwhile.
-    async fn connect(&mut self) -> Option<(Wire, Duration)> {
+    async fn connect(&mut self) -> Option<(Wire, VecDeque<Flight>, Duration)> {
         let mut failed = 0;
+        // A new session has nothing to check, and credentials have to be there before anything is asked.
+        let mut open = self.life.session != 0 && self.config.login.is_none();
         loop {
+            let clock = &self.desk.clock;
+            let (mut early, behind) = Early::new(open, GATHERING.min(self.timeout / 100), Arc::clone(clock));
             let shaken = tokio::select! {
                 biased;
-                shaken = shake(&self.config, &self.order, &mut self.next, &self.life, self.wanted, &self.desk.clock) => shaken,
+                shaken = shake(&self.config, &self.order, &mut self.next, &self.life, self.wanted, clock, behind) => shaken,
                 // Also while the connection is on its way, the queue of those who wait for it grows.
-                () = ended(&mut self.desk.inbox, &mut self.desk.work, &mut self.desk.closing) => {
+                () = ended(&mut self.desk.inbox, &mut self.desk.work, &mut self.desk.closing, &mut early) => {
                     self.desk.deserted = true;
                     return None;
                 }
             };
+            let same =
+                matches!(&shaken, Ok(Shake::Granted(_, granted)) if granted.session == self.life.session);
+            let flights = early.end(same, &mut self.desk.work);
+            // A server that closes with something unread may take its last word back: the next one is only asked.
+            open = false;
             match shaken {
                 Ok(Shake::Granted(wire, granted)) => {
                     self.life.session = granted.session;
                     self.life.password = granted.password;
-                    return Some((wire, Duration::from_millis(u64::try_from(granted.timeout).unwrap_or(0))));
+                    let timeout = Duration::from_millis(u64::try_from(granted.timeout).unwrap_or(0));
+                    return Some((wire, flights, timeout));
                 }
                 Ok(Shake::Expired) => {
                     tracing::debug!("the session has expired");
@@ -173,22 +185,32 @@ async fn shake(
     life: &Life,
     wanted: u32,
     clock: &Arc<dyn Clock>,
+    behind: Behind,
 ) -> Result<Shake, Error> {
     let place = &config.places[order[*next % order.len()]];
     // The next try, whether this one is a failure or breaks later, is at another server.
     *next += 1;
     let limit = (Duration::from_millis(wanted.into()) / 3).clamp(Duration::from_millis(50), MAX_SHAKE);
-    Wire::open(config, place, life, wanted, limit, clock).await
+    Wire::open(config, place, life, wanted, limit, clock, behind).await
 }
 
-/// Collects what is asked for meanwhile; ends when the session is to be closed.
+/// Collects what is asked for meanwhile, and sends what may go out early; ends when the session is to be closed.
 async fn ended(
     inbox: &mut mpsc::UnboundedReceiver<Command>,
     work: &mut Work,
     closing: &mut Option<tokio::sync::oneshot::Sender<()>>,
+    early: &mut Early,
 ) {
     loop {
-        match inbox.recv().await {
+        let command = tokio::select! {
+            biased;
+            command = inbox.recv() => command,
+            () = early.gathered(work) => {
+                early.send(work);
+                continue;
+            }
+        };
+        match command {
             None => return,
             Some(Command::Close(to)) => {
                 *closing = Some(to);
