@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::certificates::Certificates;
 use crate::debian;
@@ -195,20 +196,28 @@ impl std::fmt::Debug for Setup {
     }
 }
 
-/// An address that nobody listened on a moment ago, nor ten thousand ports above: that is where a node of a
-/// cluster of Redis listens too.
+/// Where servers listen: below the ports that the kernel gives to clients, or one of those might have it first.
+const FIRST: u16 = 10_000;
+/// How many ports there are; as many above them are for the other port of a node of a cluster of Redis.
+const PORTS: u16 = 10_000;
+
+/// An address that nobody listened on a moment ago, nor ten thousand ports above. This process gets none of them twice
+/// before it had them all; another begins elsewhere.
 pub(crate) fn free_address() -> Result<SocketAddr> {
-    let mut refused = Vec::new();
-    loop {
-        // Kept until one is found, so that it is not given again.
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
-        let address = listener.local_addr()?;
-        let above = address.port().checked_add(10_000);
-        if above.is_some_and(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()) {
-            return Ok(address);
+    static BEGIN: LazyLock<u16> = LazyLock::new(|| {
+        let random = RandomState::new().build_hasher().finish();
+        u16::try_from(random % u64::from(PORTS)).unwrap_or_default()
+    });
+    static TAKEN: AtomicU16 = AtomicU16::new(0);
+    for _ in 0..PORTS {
+        let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
+        let port = FIRST + (*BEGIN + taken % PORTS) % PORTS;
+        let is_free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+        if is_free(port) && is_free(port + PORTS) {
+            return Ok((Ipv4Addr::LOCALHOST, port).into());
         }
-        refused.push(listener);
     }
+    bail!("no port from {FIRST} to {} is free", FIRST + PORTS - 1)
 }
 
 /// A directory that nobody had before, in its final spelling: it must compare equal to what the kernel says of
@@ -219,4 +228,24 @@ fn directory(name: &str) -> Result<PathBuf> {
     let dir: &Path = &std::env::temp_dir().join(format!("simba-{name}-{}-{count}", process::id()));
     fs::create_dir(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     Ok(dir.canonicalize()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_port_is_given_twice_nor_one_that_a_client_may_have() {
+        let ports: Vec<_> = (0..300).map(|_| free_address().unwrap().port()).collect();
+        assert_eq!(ports.iter().collect::<HashSet<_>>().len(), ports.len());
+        let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+        let clients: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
+        assert!(
+            ports.iter().all(|port| port + PORTS < clients || clients < FIRST),
+            "clients begin at {clients}"
+        );
+        assert!(ports.iter().all(|port| !ports.contains(&(port + PORTS))));
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::client::Names;
+
 /// What every contender's node has in its name.
 const LATCH: &str = "latch-";
 
@@ -61,8 +63,8 @@ fn key(name: &str) -> &str {
 }
 
 /// The first of the queue: whoever it is holds the mutex.
-pub(crate) fn first(names: &[String]) -> Option<&str> {
-    names.iter().min_by_key(|name| key(name)).map(String::as_str)
+pub(crate) fn first(names: &Names) -> Option<&str> {
+    names.iter().min_by_key(|name| key(name))
 }
 
 /// Where a node stands in the queue.
@@ -79,10 +81,10 @@ pub(crate) enum Standing<'a> {
 }
 
 /// Finds a node in the queue. All children count, whoever made them.
-pub(crate) fn standing<'a>(names: &'a [String], own: &str) -> Standing<'a> {
+pub(crate) fn standing<'a>(names: &'a Names, own: &str) -> Standing<'a> {
     let (mut there, mut ends) = (false, None);
     let turn = key(own);
-    for name in names {
+    for name in names.iter() {
         there |= name == own;
         let key = key(name);
         if key < turn {
@@ -108,8 +110,8 @@ mod tests {
 
     use super::*;
 
-    fn names(names: &[&str]) -> Vec<String> {
-        names.iter().map(ToString::to_string).collect()
+    fn names(all: &[&str]) -> Names {
+        all.iter().copied().collect()
     }
 
     #[test]
@@ -157,7 +159,8 @@ mod tests {
         #[test]
         fn exactly_one_is_first(numbers in proptest::collection::hash_set(any::<u32>(), 1..20)) {
             let queue: Vec<_> = numbers.iter().map(|n| format!("_c_x-latch-{n:010}")).collect();
-            let leads = queue.iter().filter(|own| standing(&queue, own) == Standing::First);
+            let names: Names = queue.iter().map(String::as_str).collect();
+            let leads = queue.iter().filter(|own| standing(&names, own) == Standing::First);
             prop_assert_eq!(leads.count(), 1);
         }
     }

@@ -75,7 +75,7 @@ impl Operate for ZookeeperBackend {
         let names = queue::names(client, &self.config().paths().root()).await?.unwrap_or_default();
         // What is no name was not made by a contender of ours.
         let mut reads = Vec::new();
-        for mutex in names.into_iter().filter_map(|name| MutexName::legacy(name).ok()) {
+        for mutex in names.iter().filter_map(|name| MutexName::legacy(name).ok()) {
             reads.push(self.record_of(client, mutex));
         }
         let records: Vec<_> = stream::iter(reads).buffer_unordered(AT_ONCE).collect().await;

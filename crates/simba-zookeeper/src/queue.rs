@@ -3,7 +3,7 @@
 use simba_core::{ContenderId, FencingToken, Result};
 use tokio::sync::oneshot;
 
-use crate::client::{Client, Outcome, Reply, Request, Stat, Topic, heard};
+use crate::client::{Client, Names, Outcome, Reply, Request, Stat, Topic, heard};
 use crate::error::{failed, stranger};
 
 const DOING: &str = "read the queue of the mutex";
@@ -17,7 +17,7 @@ pub(crate) struct Head {
 }
 
 /// The names of all who stand in the queue; nothing if the mutex has no node.
-pub(crate) async fn names(client: &Client, path: &str) -> Result<Option<Vec<String>>> {
+pub(crate) async fn names(client: &Client, path: &str) -> Result<Option<Names>> {
     // A server may lag behind what another client was told already.
     let mut synced = client.send(Request::Sync { path: path.to_owned() }, None);
     let mut listed = client.send(Request::Children { path: path.to_owned(), watch: false }, None);
@@ -29,7 +29,7 @@ pub(crate) async fn names(client: &Client, path: &str) -> Result<Option<Vec<Stri
 }
 
 /// A list of children out of the answer to one.
-pub(crate) fn children(outcome: Outcome) -> Result<Option<Vec<String>>> {
+pub(crate) fn children(outcome: Outcome) -> Result<Option<Names>> {
     match outcome {
         Ok(Reply::Children(names)) => Ok(Some(names)),
         Ok(_) => Err(stranger()),

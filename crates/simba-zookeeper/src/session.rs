@@ -9,7 +9,7 @@ use simba_core::{
 };
 use tokio::sync::oneshot;
 
-use crate::client::{Client, Ear, Failure, Reply, Request, Ring, Topic, Urgency, heard};
+use crate::client::{Client, Ear, Failure, Names, Reply, Request, Ring, Topic, Urgency, heard};
 use crate::error::{failed, restless, stranger};
 use crate::latch::{self, Standing};
 use crate::node::{Node, Seat};
@@ -196,7 +196,7 @@ impl ZookeeperSession {
     async fn placed(
         &mut self,
         node: Node,
-        names: &[String],
+        names: &Names,
         proven: Option<Duration>,
         prior: Prior,
     ) -> Result<Option<Answer>> {
@@ -295,7 +295,7 @@ impl ZookeeperSession {
     async fn first(&mut self) -> Result<Option<Head>> {
         for _ in 0..LOOKS {
             let names = queue::names(self.client(), &self.seat.parent()).await?;
-            let Some(first) = names.as_deref().and_then(latch::first) else {
+            let Some(first) = names.as_ref().and_then(latch::first) else {
                 self.head = None;
                 return Ok(None);
             };

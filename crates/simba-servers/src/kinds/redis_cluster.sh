@@ -22,8 +22,14 @@ for port in "$@"; do
     hosts="$hosts 127.0.0.1:$member"
     node=$((node + 1))
 done
+node=0
 for port in "$@"; do
-    until redis-cli -p "$port" ping >/dev/null 2>&1; do sleep 0.05; done
+    until redis-cli -p "$port" ping >/dev/null 2>&1; do
+        # Why it ended is in a log of its own.
+        kill -0 "$(cat "$node/pid.shell")" 2>/dev/null || { tail -n 5 "$node/log"; exit 1; }
+        sleep 0.05
+    done
+    node=$((node + 1))
 done
 if [ ! -e created ]; then
     tls=

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::names::Names;
+
 /// Builds a message.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
@@ -117,12 +119,16 @@ impl<'a> Reader<'a> {
     }
 
     /// A list of texts. Each takes four bytes at the least, so the count cannot ask for more than there is.
-    pub(crate) fn texts(&mut self) -> Result<Vec<String>, Malformed> {
+    pub(crate) fn texts(&mut self) -> Result<Names, Malformed> {
         let count = usize::try_from(self.int()?).unwrap_or(0);
         if count > self.rest.len() / 4 {
             return Err(Malformed("a list is longer than its message"));
         }
-        (0..count).map(|_| self.text().map(str::to_owned)).collect()
+        let mut names = Names::with_capacity(self.rest.len() - 4 * count, count);
+        for _ in 0..count {
+            names.push(self.text()?);
+        }
+        Ok(names)
     }
 }
 
@@ -143,7 +149,7 @@ mod tests {
         assert_eq!(usize::try_from(reader.int().unwrap()).unwrap(), writer.bytes().len() - 4);
         assert_eq!((reader.int(), reader.long(), reader.bool()), (Ok(-7), Ok(1 << 40), Ok(true)));
         assert_eq!((reader.text(), reader.buffer()), (Ok("simba"), Ok(&[1, 2][..])));
-        assert_eq!(reader.texts().unwrap(), ["a", "b"]);
+        assert_eq!(reader.texts().unwrap().iter().collect::<Vec<_>>(), ["a", "b"]);
         assert!(reader.bool().is_err(), "nothing is left");
     }
 

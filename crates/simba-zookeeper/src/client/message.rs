@@ -1,6 +1,7 @@
 //! The requests and replies that a latch needs.
 
 use super::jute::{Malformed, Reader, Writer};
+use super::names::Names;
 
 /// Numbers that requests without a turn of their own have.
 pub(super) const PING: i32 = -2;
@@ -127,7 +128,7 @@ pub(crate) enum Reply {
     Created { path: String, stat: Stat },
     Done,
     Data { data: Vec<u8>, stat: Stat },
-    Children(Vec<String>),
+    Children(Names),
 }
 
 /// What a server knows of a node, as far as it matters.

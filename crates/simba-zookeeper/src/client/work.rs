@@ -211,7 +211,7 @@ mod tests {
         let (job, outcome) = creation();
         drop(outcome);
         let [left] = <[Job; 1]>::try_from(job.lost()).unwrap();
-        let names = vec!["_c_2-latch-0".into(), "_c_1-latch-1".into()];
+        let names = ["_c_2-latch-0", "_c_1-latch-1"].into_iter().collect();
         let [found] = &left.conclude(Ok(Reply::Children(names)))[..] else { panic!("its own node alone") };
         assert!(matches!(&found.request, Request::Delete { path } if path == "/simba/m/_c_1-latch-1"));
     }
