@@ -4,12 +4,16 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
 /// The first piece that is tried, and the last: what does not fit at once may fit in part.
 const LARGEST: usize = 1 << 20;
 const FILLER: &str = "filler";
+/// How long the kernel may take to find out that there is room.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A file system in memory of a few mebibytes, unmounted when this is dropped.
 #[derive(Debug)]
@@ -61,13 +65,25 @@ impl SmallDisk {
         Ok(())
     }
 
-    /// Takes away what [`fill`](Self::fill) wrote.
+    /// Takes away what [`fill`](Self::fill) wrote, and waits until the kernel has its room back, which it gathers in
+    /// its own time.
     ///
     /// # Errors
     ///
-    /// It was not filled.
+    /// It was not filled, or there is no room all the same.
     pub fn make_room(&self) -> io::Result<()> {
-        fs::remove_file(self.at.join(FILLER))
+        fs::remove_file(self.at.join(FILLER))?;
+        let (trial, begun) = (self.at.join("trial"), Instant::now());
+        loop {
+            let written = fs::write(&trial, [0]);
+            fs::remove_file(&trial)?;
+            match written {
+                Err(error) if error.kind() == io::ErrorKind::StorageFull && begun.elapsed() < PATIENCE => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                written => return written,
+            }
+        }
     }
 }
 
