@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::{CALL, NAME, TOTAL, World, lease, ms};
 use futures_util::FutureExt as _;
 use simba_core::{ErrorKind, Guard, Loss, MemoryBackend, Simba};
-use simba_tck::Passage;
+use simba_tck::{Leg, Passage};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 /// More than a hold may take that needs no task.
@@ -98,6 +98,43 @@ async fn a_shutdown_reaches_who_holds_it_for_a_moment() {
     world.assert_empty().await;
 }
 
+const SLOW: Passage = Passage { request: Leg::Delay(ms(4)), reply: Leg::Delay(ms(4)) };
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_lets_nobody_wait_for_ever_in_another_task() {
+    for steps in 0..9 {
+        let world = World::new();
+        let (simba, weather) = world.handle();
+        let guard = lock(&simba, NAME).await;
+        weather.set(SLOW);
+        let release = tokio::spawn(guard.release());
+        let other = simba.locker("other");
+        let locked = tokio::spawn(async move { other.lock().await.map(drop) });
+        world.pass(ms(steps)).await;
+        simba.shutdown().await;
+        release.await.unwrap().unwrap();
+        // It may have been won before.
+        drop(locked.await.unwrap());
+        assert!(world.age() < TOTAL, "after {steps} ms: {:?}", world.age());
+        world.assert_empty().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_kept_and_not_polled_goes_on_by_itself() {
+    let world = World::new();
+    let (simba, weather) = world.handle();
+    let locker = simba.locker(NAME);
+    let guard = locker.lock().await.unwrap();
+    weather.set(SLOW);
+    let mut release = Box::pin(guard.release());
+    assert!(release.as_mut().now_or_never().is_none());
+    // The same locker waits for it, and so would everyone else.
+    let again = tokio::time::timeout(TOTAL / 2, locker.lock()).await.expect("it is freed").unwrap();
+    release.await.unwrap();
+    again.release().await.unwrap();
+}
+
 fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
@@ -136,4 +173,23 @@ fn a_runtime_that_stands_still_costs_another_nothing() {
     one.spawn(async { std::thread::sleep(3 * TOTAL) });
     let second = other.block_on(lock(&simba, "second"));
     other.block_on(assert_renewed(&second));
+}
+
+#[test]
+fn a_thread_that_works_without_a_pause_costs_the_others_of_its_runtime_nothing() {
+    let simba = Simba::builder(Arc::new(MemoryBackend::new())).lease(lease()).build();
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let (busy, holds) = std::sync::mpsc::channel();
+    let first = simba.clone();
+    runtime.spawn(async move {
+        let _first = lock(&first, "first").await;
+        busy.send(()).unwrap();
+        std::thread::sleep(3 * TOTAL);
+    });
+    holds.recv().unwrap();
+    let second = runtime.spawn(async move {
+        let second = lock(&simba, "second").await;
+        assert_renewed(&second).await;
+    });
+    runtime.block_on(second).unwrap();
 }

@@ -331,6 +331,8 @@ impl Worker {
             let mut call = Call { site: &self.site, link: &mut self.link, party, doubt: &mut false };
             let fault = match call.release(holding).await {
                 Ok(()) => return Ok(()),
+                // Nobody asks first whether the row is locked, and nobody waits for the next try.
+                Err(Fault::Overdue(error)) => return Err(error),
                 Err(fault) => fault,
             };
             self.recover(&mut tries, fault).await?;

@@ -156,6 +156,8 @@ impl Pipe {
 
     /// Carries bytes until the connection ends, and says why it did.
     pub(crate) async fn drive(&self, stream: Stream, clock: &dyn Clock, limits: Limits) -> Error {
+        // However it ends: what nobody reads from, nobody may write to.
+        let _end = End(self);
         self.inner.outbox().socket = stream.socket();
         let (reader, writer) = tokio::io::split(stream);
         let cause = tokio::select! {
@@ -288,6 +290,15 @@ impl Outbox {
 impl Inner {
     fn outbox(&self) -> MutexGuard<'_, Outbox> {
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends the connection, unless it has ended.
+struct End<'a>(&'a Pipe);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.break_off(error::gone());
     }
 }
 

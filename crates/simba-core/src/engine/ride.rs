@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
@@ -32,6 +32,10 @@ pub(crate) struct Rider {
     runtime: Handle,
     /// A shutdown waits for it.
     token: TaskTrackerToken,
+    /// Whoever carried it last. Nothing else tells him when it goes on by itself.
+    carrier: Option<Waker>,
+    /// The [`Conductor`] knows how long it has been in this state.
+    noted: bool,
 }
 
 enum State {
@@ -51,11 +55,12 @@ impl Rider {
         runtime: Handle,
         token: TaskTrackerToken,
     ) -> Self {
-        Self { state: State::Begins(begins), runtime, token }
+        Self { state: State::Begins(begins), runtime, token, carrier: None, noted: false }
     }
 
     /// One step in the task of `context`; ready when its first call or all that it had to do is done.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.carried_by(context.waker());
         let _inside = self.runtime.enter();
         self.state = match &mut self.state {
             State::Begins(begins) => settle(ready!(begins.as_mut().poll(context)), &self.runtime),
@@ -68,18 +73,30 @@ impl Rider {
         Poll::Ready(())
     }
 
+    fn carried_by(&mut self, waker: &Waker) {
+        match &mut self.carrier {
+            Some(carrier) => carrier.clone_from(waker),
+            None => self.carrier = Some(waker.clone()),
+        }
+    }
+
     /// Who waits gives the mutex back next.
     fn end(self) -> Self {
         let state = match self.state {
             State::Waits(begun) => State::Ends(Box::pin(begun.finish())),
             state => state,
         };
-        Self { state, ..self }
+        Self { state, noted: false, ..self }
+    }
+
+    /// Whether the caller has been told all that he waits for, or should have been by now.
+    fn can_go_on(&self) -> bool {
+        matches!(self.state, State::Waits(_) | State::Ends(_))
     }
 
     /// Goes on in a task of its own.
     fn alight(self) {
-        let Self { state, runtime, token } = self;
+        let Self { state, runtime, token, carrier, .. } = self;
         match state {
             State::Waits(begun) => (*begun).go_on(&runtime),
             State::Begins(begins) => drop(runtime.clone().spawn(async move {
@@ -92,6 +109,8 @@ impl Rider {
             })),
             State::Gone => {}
         }
+        // He looks at the link from now on.
+        carrier.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -175,8 +194,8 @@ pub(crate) struct Rides {
 struct Seats {
     next: u64,
     taken: BTreeMap<u64, Rider>,
-    /// Who began to wait when, in that order, on each runtime that has a [`Conductor`]. Most of them have left their
-    /// seats by the time they come first.
+    /// Who began to wait or to end when, in that order, on each runtime that has a [`Conductor`]. Most of them have
+    /// left their seats by the time they come first.
     waiting: HashMap<Id, VecDeque<(Moment, u64)>>,
 }
 
@@ -188,12 +207,12 @@ impl Rides {
     }
 
     /// Takes a seat. Once a shutdown has begun, which looks at the seats only once, there are none.
-    fn sit(core: &Arc<Core>, seat: u64, rider: Rider) {
-        let runtime = match rider.state {
-            State::Gone => return,
-            State::Waits(_) => Some(rider.runtime.clone()),
-            State::Begins(_) | State::Ends(_) => None,
-        };
+    fn sit(core: &Arc<Core>, seat: u64, mut rider: Rider) {
+        if matches!(rider.state, State::Gone) {
+            return;
+        }
+        let runtime = (rider.can_go_on() && !rider.noted).then(|| rider.runtime.clone());
+        rider.noted |= runtime.is_some();
         if let Some(rider) = core.rides.take_seat(&core.closing, seat, rider) {
             return rider.alight();
         }
@@ -202,6 +221,9 @@ impl Rides {
             let conductor =
                 Conductor { rides: Arc::clone(&core.rides), runtime: runtime.id(), on_duty: true };
             runtime.spawn(conductor.walk(Arc::clone(&core.clock)));
+            // What is spawned last waits for the thread that spawned it, which may now work for long. Another thread
+            // may have whatever was spawned before.
+            runtime.spawn(async {});
         }
     }
 
@@ -255,7 +277,7 @@ impl Seats {
         let Some(waiting) = self.waiting.get_mut(&runtime) else { return riders };
         while let Some((_, seat)) = waiting.front().copied().filter(|(since, _)| *since <= then) {
             waiting.pop_front();
-            if matches!(self.taken.get(&seat), Some(Rider { state: State::Waits(_), .. })) {
+            if self.taken.get(&seat).is_some_and(Rider::can_go_on) {
                 riders.extend(self.taken.remove(&seat));
             }
         }
