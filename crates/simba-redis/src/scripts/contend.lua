@@ -4,9 +4,8 @@
 -- place, e enters the queue there, q was in the queue; in upper case on a standalone server), place in the queue in µs
 -- or 0 for none, ms that a place lasts, with .5 if the waiter listens.
 -- Returns the token as text or {1, token, 0 renewed or 1 taken}, {0, place, ms left, token or 0, owner}, or {2, place}.
--- The fence is kept for a week, the queue for an hour or twenty leases.
--- In words: the server turns a number into text slowly.
-local FENCE_KEPT, QUEUE_KEPT = '604800000', 3600000
+-- The queue is kept for an hour or twenty leases.
+local QUEUE_KEPT = 3600000
 local id, lease, prior = ARGV[1], ARGV[3], ARGV[4]
 local intent, place, lasts = string.match(ARGV[5], '^(%a) (%d+) (.+)$')
 

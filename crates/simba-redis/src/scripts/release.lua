@@ -1,3 +1,4 @@
+-- The rest of a release: not the usual case.
 local id, holding = ARGV[1], ARGV[3]
 -- Another session under the same id is a stranger; without a fence only the caller can tell.
 local ours = owner == id and (fence and string.sub(fence, 18) == ARGV[2] or not read_fence(fence))
