@@ -111,7 +111,7 @@ fn locked(error: ServerError) -> Error {
 
 fn overdue(error: ServerError) -> Error {
     let message = "the server did not get a statement done in time: the row is locked by another transaction that \
-                   does not end, or the server is short of time or disk";
+                   does not end, or the server is too busy";
     Error::new(ErrorKind::Unavailable, message).with_backend(NAME).with_source(error)
 }
 

@@ -23,8 +23,8 @@ const IDLE: Duration = Duration::from_secs(15);
 const ALERT: Duration = Duration::from_millis(200);
 const PING: Duration = Duration::from_secs(1);
 /// How often one call is tried again at once, after a lost connection, after a locked row, and after a statement
-/// that took the server too long: its disk may have stood still for a moment, and if a peer has locked the row,
-/// the next try asks for that first and does not wait.
+/// that took the server too long: it may have been busy for a moment, and if a peer has locked the row, whoever wants
+/// it asks for that first the next time, and does not wait.
 const LOST_TRIES: u32 = 2;
 const LOCKED_TRIES: u32 = 1;
 const OVERDUE_TRIES: u32 = 2;
