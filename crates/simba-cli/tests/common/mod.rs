@@ -196,6 +196,31 @@ impl Running {
         };
         pids().filter(tagged).filter(|pid| is_alive(*pid)).collect()
     }
+
+    /// Those of them that are the command's and may still do something: not `simba`, not its guard, and nobody who
+    /// is killed and waits for a processor to end on.
+    pub fn work(&self) -> Vec<i32> {
+        let mut work = self.processes();
+        work.retain(|pid| *pid != self.pid() && !is_guard(*pid) && !is_doomed(*pid));
+        work
+    }
+}
+
+fn is_guard(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "simba-guard")
+}
+
+/// Whether a process runs no instruction of its own any more: it is killed, or on its way out.
+fn is_doomed(pid: i32) -> bool {
+    const EXITING: u32 = 0x4;
+    let flags = stat(pid, 6).and_then(|flags| flags.parse::<u32>().ok());
+    let Some(flags) = flags else { return true };
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
+    let Some(pending) = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()) else {
+        return true;
+    };
+    flags & EXITING != 0 || pending & (1 << (Signal::KILL.as_raw() - 1)) != 0
 }
 
 impl Drop for Running {
