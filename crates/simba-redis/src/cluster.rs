@@ -70,6 +70,8 @@ impl Cluster {
     pub(crate) async fn invoke(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
         let table = &self.table;
         let slot = slot(call.mutex);
+        // The keys of one command must be of one slot.
+        let call = &Invocation { usual: None, ..*call };
         let mut node = table.node_of(slot)?;
         // A node that is gone does not answer, and who asked it does not wait for ever.
         let suspicion = Suspicion(&table.wrong);

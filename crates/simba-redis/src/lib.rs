@@ -77,6 +77,7 @@
 //! who waits looks again.
 
 mod backend;
+mod batch;
 mod cluster;
 mod config;
 mod error;

@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 use crate::config::{Address, Settings};
 use crate::error;
 use crate::pipe::{Limits, Pipe};
-use crate::resp::Reply;
+use crate::resp::{self, Reply};
 use crate::scripts::{Digests, Invocation, Script};
 use crate::sentinel::Sentinel;
 use crate::stream::Stream;
@@ -169,8 +169,16 @@ impl Node {
     pub(crate) async fn invoke(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
         let pipe = self.pipe().await?;
         let digests = self.context.digests.get();
-        let mut reply = pipe.call_in(call.haste, |out| call.write(out, digests)).await?;
-        if matches!(&reply, Reply::Error(words) if words.starts_with("NOSCRIPT")) {
+        let mut reply = pipe.invoke(call, digests).await?;
+        match &reply {
+            Reply::Nil => reply = pipe.call(|out| call.write(out, digests)).await?,
+            Reply::Error(words) if is_forgotten(words) && call.usual.is_some() => {
+                let load = resp::command(&["SCRIPT", "LOAD", Script::Many.source()]);
+                pipe.send(|out| out.extend_from_slice(&load))?;
+            }
+            _ => {}
+        }
+        if matches!(&reply, Reply::Error(words) if is_forgotten(words)) {
             reply = pipe.call(|out| call.write(out, None)).await?;
         }
         if let (true, Reply::Error(words)) = (self.follows, &reply)
@@ -197,6 +205,11 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Whether the server does not know a script any more.
+fn is_forgotten(words: &str) -> bool {
+    words.starts_with("NOSCRIPT")
 }
 
 /// Keeps one connection up, for ever.

@@ -12,7 +12,6 @@ use crate::backend::RedisBackend;
 use crate::error;
 use crate::health::Info;
 use crate::node::Node;
-use crate::pipe::Haste;
 use crate::resp::{self, Reply};
 use crate::scripts::{Arg, Invocation, Script, key};
 use crate::session::FromStore as _;
@@ -40,7 +39,7 @@ impl Operate for RedisBackend {
     }
 
     async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
-        let call = Invocation { script: Script::Look, mutex, args: &[Arg::Text("1")], haste: Haste::Now };
+        let call = Invocation::new(Script::Look, mutex, &[Arg::Text("1")]);
         let (reply, _) = self.shared.route.invoke(&call).await?;
         record(mutex, &reply)
     }
@@ -53,8 +52,7 @@ impl Operate for RedisBackend {
         };
         let standalone = Arg::Number(u64::from(self.shared.route.is_standalone()));
         let args = [condition[0], condition[1], standalone];
-        let call = Invocation { script: Script::Evict, mutex, args: &args, haste: Haste::Now };
-        let (reply, _) = self.shared.route.invoke(&call).await?;
+        let (reply, _) = self.shared.route.invoke(&Invocation::new(Script::Evict, mutex, &args)).await?;
         match reply.array().unwrap_or_default() {
             [Reply::Int(0)] => Ok(Eviction::Vacant),
             [Reply::Int(1), Reply::Int(left), owner] => {

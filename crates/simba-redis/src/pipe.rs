@@ -8,13 +8,15 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use simba_core::{Clock, Error, Result};
+use simba_core::{Clock, Error, MutexName, Result};
 use simba_net::Socket;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, oneshot};
 
+use crate::batch::Batch;
 use crate::error;
 use crate::resp::{self, Reply};
+use crate::scripts::{Digests, Invocation, Usual};
 use crate::stream::Stream;
 
 /// How many replies may be outstanding; beyond that the server does not keep up, and who asks is told.
@@ -56,14 +58,26 @@ struct Outbox {
     writing: bool,
     /// Where whoever asks while little is under way may write himself.
     socket: Option<Socket>,
-    slots: VecDeque<Slot>,
+    /// What goes out as one command behind these bytes.
+    batch: Batch,
+    no_batches: bool,
+    expected: VecDeque<Expected>,
+    /// How many wait for a reply, of those in the batch too.
+    waiting: usize,
     /// How many replies came so far.
     answered: u64,
     broken: Option<Error>,
 }
 
 /// Who waits for a reply; `None` if nobody cares.
-type Slot = Option<oneshot::Sender<Reply>>;
+pub(crate) type Slot = Option<oneshot::Sender<Reply>>;
+
+/// What a reply is for.
+enum Expected {
+    One(Slot),
+    /// One command of many.
+    Many(Vec<Slot>),
+}
 
 impl Pipe {
     pub(crate) fn new() -> Self {
@@ -77,13 +91,30 @@ impl Pipe {
     ///
     /// The command is sent all the same; its reply goes to nobody.
     pub(crate) async fn call(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
-        self.call_in(Haste::Now, write).await
+        let (slot, reply) = oneshot::channel();
+        self.push(self.open()?, Some(slot), Haste::Now, write);
+        reply.await.map_err(|_| self.cause())
     }
 
-    /// The same, in haste or not.
-    pub(crate) async fn call_in(&self, haste: Haste, write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
+    /// The same for a call of a script, by itself or as one of many. `Nil` if it was one of many, and is to be made
+    /// by itself: it was not the usual case, or they were refused together.
+    pub(crate) async fn invoke(&self, call: &Invocation<'_>, digests: Option<&Digests>) -> Result<Reply> {
         let (slot, reply) = oneshot::channel();
-        self.push(Some(slot), haste, write)?;
+        {
+            let mut outbox = self.open()?;
+            let quiet = call.haste == Haste::Now && outbox.is_quiet();
+            match (&call.usual, digests) {
+                (Some(usual), Some(digests)) if !quiet && !outbox.no_batches => {
+                    let first = outbox.is_empty();
+                    let sent = outbox.join(usual, call.mutex, digests, Some(slot));
+                    drop(outbox);
+                    if !sent {
+                        self.ring(call.haste, first);
+                    }
+                }
+                _ => self.push(outbox, Some(slot), call.haste, |out| call.write(out, digests)),
+            }
+        }
         reply.await.map_err(|_| self.cause())
     }
 
@@ -92,10 +123,8 @@ impl Pipe {
         let (slot, reply) = oneshot::channel();
         {
             let mut outbox = self.open()?;
-            outbox.bytes.extend_from_slice(first);
-            outbox.slots.push_back(None);
-            write(&mut outbox.bytes);
-            outbox.slots.push_back(Some(slot));
+            outbox.add(None, |out| out.extend_from_slice(first));
+            outbox.add(Some(slot), write);
         }
         self.inner.filled.notify_one();
         reply.await.map_err(|_| self.cause())
@@ -103,32 +132,40 @@ impl Pipe {
 
     /// Sends a command whose reply nobody waits for.
     pub(crate) fn send(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
-        self.push(None, Haste::Now, write)
+        self.push(self.open()?, None, Haste::Now, write);
+        Ok(())
     }
 
-    fn push(&self, slot: Slot, haste: Haste, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
-        let mut outbox = self.open()?;
-        let first = outbox.bytes.is_empty();
-        let quiet = first && outbox.slots.len() <= QUIET && !outbox.writing;
-        write(&mut outbox.bytes);
-        outbox.slots.push_back(slot);
+    fn push(
+        &self,
+        mut outbox: MutexGuard<'_, Outbox>,
+        slot: Slot,
+        haste: Haste,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) {
+        let (first, quiet) = (outbox.is_empty(), outbox.is_quiet());
+        outbox.add(slot, write);
         let sent = quiet && haste == Haste::Now && outbox.send();
         drop(outbox);
+        if !sent {
+            self.ring(haste, first);
+        }
+    }
+
+    fn ring(&self, haste: Haste, first: bool) {
         match haste {
-            Haste::Now if sent => {}
             Haste::Now => self.inner.filled.notify_one(),
             Haste::Leisure if first => self.inner.begun.notify_one(),
             // Whoever was first has rung.
             Haste::Leisure => {}
         }
-        Ok(())
     }
 
     fn open(&self) -> Result<MutexGuard<'_, Outbox>> {
         let outbox = self.inner.outbox();
         match &outbox.broken {
             Some(cause) => Err(cause.clone()),
-            None if outbox.slots.len() >= MOST_WAITING => Err(error::overrun()),
+            None if outbox.waiting >= MOST_WAITING => Err(error::overrun()),
             None => Ok(outbox),
         }
     }
@@ -139,10 +176,10 @@ impl Pipe {
         if outbox.broken.is_none() {
             outbox.broken = Some(cause);
         }
-        (outbox.bytes, outbox.socket) = (Vec::new(), None);
-        let slots = std::mem::take(&mut outbox.slots);
+        (outbox.bytes, outbox.socket, outbox.waiting) = (Vec::new(), None, 0);
+        let waiting = (std::mem::take(&mut outbox.expected), std::mem::take(&mut outbox.batch));
         drop(outbox);
-        drop(slots);
+        drop(waiting);
         self.inner.filled.notify_one();
     }
 
@@ -179,6 +216,7 @@ impl Pipe {
                 if let Some(cause) = &outbox.broken {
                     return cause.clone();
                 }
+                outbox.seal();
                 std::mem::swap(&mut bytes, &mut outbox.bytes);
                 outbox.writing = true;
             }
@@ -242,11 +280,17 @@ impl Pipe {
     fn hand_out(&self, replies: &mut Vec<Reply>) -> Result<()> {
         let mut outbox = self.inner.outbox();
         for reply in replies.drain(..) {
-            let Some(slot) = outbox.slots.pop_front() else { return Err(error::unasked()) };
             outbox.answered += 1;
-            if let Some(slot) = slot {
-                // Who does not wait any more has dropped its end.
-                let _ = slot.send(reply);
+            match (outbox.expected.pop_front(), reply) {
+                (Some(Expected::One(slot)), reply) => outbox.answer(slot, reply),
+                (Some(Expected::Many(slots)), Reply::Array(replies)) if slots.len() == replies.len() => {
+                    slots.into_iter().zip(replies).for_each(|(slot, reply)| outbox.answer(slot, reply));
+                }
+                (Some(Expected::Many(slots)), Reply::Error(words)) => {
+                    let reply = outbox.alone(words);
+                    slots.into_iter().for_each(|slot| outbox.answer(slot, reply.clone()));
+                }
+                _ => return Err(error::unasked()),
             }
         }
         Ok(())
@@ -260,7 +304,7 @@ impl Pipe {
             clock.sleep_until(clock.now() + look).await;
             let (now_answered, waiting) = {
                 let outbox = self.inner.outbox();
-                (outbox.answered, !outbox.slots.is_empty())
+                (outbox.answered, outbox.waiting > 0)
             };
             let progress = now_answered != answered;
             answered = now_answered;
@@ -278,6 +322,60 @@ impl Pipe {
 }
 
 impl Outbox {
+    fn is_empty(&self) -> bool {
+        self.bytes.is_empty() && self.batch.is_empty()
+    }
+
+    /// Whether so little is under way that nobody is worth waiting for.
+    fn is_quiet(&self) -> bool {
+        self.is_empty() && self.waiting <= QUIET && !self.writing
+    }
+
+    /// Adds a command.
+    fn add(&mut self, slot: Slot, write: impl FnOnce(&mut Vec<u8>)) {
+        self.seal();
+        write(&mut self.bytes);
+        self.expected.push_back(Expected::One(slot));
+        self.waiting += 1;
+    }
+
+    /// Adds a call to those that go out as one; whether it was the last of them, and they went out.
+    fn join(&mut self, usual: &Usual<'_>, mutex: &MutexName, digests: &Digests, slot: Slot) -> bool {
+        self.batch.add(usual, mutex, digests, slot);
+        self.waiting += 1;
+        if !self.batch.is_full() {
+            return false;
+        }
+        self.seal();
+        !self.writing && self.send()
+    }
+
+    /// What follows comes behind the batch.
+    fn seal(&mut self) {
+        if !self.batch.is_empty() {
+            self.expected.push_back(Expected::Many(self.batch.write(&mut self.bytes)));
+        }
+    }
+
+    /// What each of many is told when all of them were refused.
+    fn alone(&mut self, words: String) -> Reply {
+        // A cluster behind one address does not take keys of several slots.
+        self.no_batches |= words.starts_with("CROSSSLOT");
+        match words.starts_with("NOSCRIPT") {
+            true => Reply::Error(words),
+            // It may be for one of them alone: each is to ask by itself.
+            false => Reply::Nil,
+        }
+    }
+
+    fn answer(&mut self, slot: Slot, reply: Reply) {
+        self.waiting = self.waiting.saturating_sub(1);
+        if let Some(slot) = slot {
+            // Who does not wait any more has dropped its end.
+            let _ = slot.send(reply);
+        }
+    }
+
     /// Writes in the task of who asks, which saves a hop to another where hardly anybody could share the write;
     /// whether all of it went out. What is wrong with the connection, its own task finds out.
     fn send(&mut self) -> bool {

@@ -1,6 +1,6 @@
 //! The scripts that run in the server: constant, each key declared.
 
-use simba_core::MutexName;
+use simba_core::{FencingToken, MutexName};
 
 use crate::pipe::Haste;
 use crate::resp;
@@ -12,10 +12,12 @@ pub(crate) enum Script {
     Release,
     Look,
     Evict,
+    /// The usual cases of many calls.
+    Many,
 }
 
 impl Script {
-    pub(crate) const ALL: [Self; 4] = [Self::Contend, Self::Release, Self::Look, Self::Evict];
+    pub(crate) const ALL: [Self; 5] = [Self::Contend, Self::Release, Self::Look, Self::Evict, Self::Many];
 
     pub(crate) const fn source(self) -> &'static str {
         match self {
@@ -31,6 +33,7 @@ impl Script {
             ),
             Self::Look => concat!(include_str!("scripts/wake.lua"), include_str!("scripts/look.lua")),
             Self::Evict => concat!(include_str!("scripts/wake.lua"), include_str!("scripts/evict.lua")),
+            Self::Many => include_str!("scripts/many.lua"),
         }
     }
 }
@@ -43,8 +46,7 @@ pub(crate) type Digests = [String; Script::ALL.len()];
 pub(crate) enum Arg<'a> {
     Text(&'a str),
     Number(u64),
-    /// What the fence says of a session: its nonce, its transition in milliseconds, its contender.
-    Fence(u64, u64, &'a str),
+    Caller(Caller<'a>),
     /// What the caller wants, its place in the queue, and for how many milliseconds it has it: a half more if it
     /// listens.
     Place {
@@ -55,6 +57,16 @@ pub(crate) enum Arg<'a> {
     },
 }
 
+/// What the fence says of a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller<'a> {
+    /// Tells it from every other under the same id.
+    pub(crate) nonce: u64,
+    /// In milliseconds.
+    pub(crate) transition: u64,
+    pub(crate) contender: &'a str,
+}
+
 /// One call of a script on one mutex.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Invocation<'a> {
@@ -62,12 +74,30 @@ pub(crate) struct Invocation<'a> {
     pub(crate) mutex: &'a MutexName,
     pub(crate) args: &'a [Arg<'a>],
     pub(crate) haste: Haste,
+    /// What it most likely comes to: such calls may share one script.
+    pub(crate) usual: Option<Usual<'a>>,
+}
+
+/// What a call most likely comes to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Usual<'a> {
+    /// It is still the caller's, and goes on for so many milliseconds.
+    Renew(Caller<'a>, u64),
+    /// Nobody has it and nobody waits for it, so that it is the caller's for so many milliseconds.
+    First(Caller<'a>, u64),
+    /// It is the caller's under this token, and nobody waits for it.
+    Leave(Caller<'a>, FencingToken),
 }
 
 /// What a mutex's keys end with, in the order of the scripts.
 const SUFFIXES: [&[u8]; 5] = [b"}", b"}:contender", b"}:fence", b"}:alive", b"}:turn"];
 
-impl Invocation<'_> {
+impl<'a> Invocation<'a> {
+    /// A call in haste, of which nothing is known.
+    pub(crate) fn new(script: Script, mutex: &'a MutexName, args: &'a [Arg<'a>]) -> Self {
+        Self { script, mutex, args, haste: Haste::Now, usual: None }
+    }
+
     /// Writes the call by the script's digest, or with its source if the server forgot it.
     pub(crate) fn write(&self, out: &mut Vec<u8>, digests: Option<&Digests>) {
         resp::begin(out, 3 + SUFFIXES.len() + self.args.len());
@@ -82,10 +112,48 @@ impl Invocation<'_> {
             }
         }
         resp::number_word(out, SUFFIXES.len() as u64);
-        for suffix in SUFFIXES {
-            resp::words(out, &[b"simba:{", self.mutex.as_str().as_bytes(), suffix]);
-        }
+        SUFFIXES.iter().for_each(|suffix| write_key(out, self.mutex, suffix));
         self.args.iter().for_each(|arg| arg.write(out));
+    }
+}
+
+fn write_key(out: &mut Vec<u8>, mutex: &MutexName, suffix: &[u8]) {
+    resp::words(out, &[b"simba:{", mutex.as_str().as_bytes(), suffix]);
+}
+
+impl Usual<'_> {
+    /// Writes its keys and its words; how many of each.
+    pub(crate) fn write(&self, mutex: &MutexName, keys: &mut Vec<u8>, words: &mut Vec<u8>) -> (usize, usize) {
+        let [holder, queue, fence, _, turn] = SUFFIXES;
+        let suffixes: &[&[u8]] = match self {
+            Self::Renew(..) => &[holder, fence],
+            _ => &[holder, fence, queue, turn],
+        };
+        suffixes.iter().for_each(|suffix| write_key(keys, mutex, suffix));
+        let (what, caller, lease) = match *self {
+            Self::Renew(caller, lease) => (b"R", caller, lease),
+            Self::First(caller, lease) => (b"F", caller, lease),
+            Self::Leave(caller, token) => {
+                resp::word(words, b"L");
+                caller.write_after(words, format!("{:016} ", token.get()).as_bytes());
+                return (suffixes.len(), 2);
+            }
+        };
+        resp::word(words, what);
+        caller.write_after(words, b"");
+        resp::number_word(words, lease);
+        (suffixes.len(), 3)
+    }
+}
+
+impl Caller<'_> {
+    /// Writes it as one word, after what comes before.
+    fn write_after(self, out: &mut Vec<u8>, before: &[u8]) {
+        // As long for every caller: the scripts count characters.
+        let transition = format!("{:011}", self.transition);
+        let pieces =
+            [before, &hex(self.nonce)[..], b" ", transition.as_bytes(), b" ", self.contender.as_bytes()];
+        resp::words(out, &pieces);
     }
 }
 
@@ -94,11 +162,7 @@ impl Arg<'_> {
         match self {
             Self::Text(text) => resp::word(out, text.as_bytes()),
             Self::Number(number) => resp::number_word(out, number),
-            Self::Fence(nonce, transition, contender) => {
-                let transition = transition.to_string();
-                let pieces = [&hex(nonce)[..], b" ", transition.as_bytes(), b" ", contender.as_bytes()];
-                resp::words(out, &pieces);
-            }
+            Self::Caller(caller) => caller.write_after(out, b""),
             Self::Place { intent, place, lasts, listens } => {
                 let half = if listens { ".5" } else { "" };
                 resp::word(out, format!("{intent} {place} {lasts}{half}").as_bytes());
@@ -130,12 +194,12 @@ mod tests {
         let args = [
             Arg::Text("a@b"),
             Arg::Number(7),
-            Arg::Fence(0xab, 6, "a@b"),
+            Arg::Caller(Caller { nonce: 0xab, transition: 6, contender: "a@b" }),
             Arg::Place { intent: "f", place: 0, lasts: 9, listens: false },
             Arg::Place { intent: "Q", place: 8, lasts: 9, listens: true },
         ];
-        let call = Invocation { script: Script::Release, mutex: &mutex, args: &args, haste: Haste::Now };
-        let digests = ["0", "1", "2", "3"].map(String::from);
+        let call = Invocation::new(Script::Release, &mutex, &args);
+        let digests = ["0", "1", "2", "3", "4"].map(String::from);
         let mut out = Vec::new();
         call.write(&mut out, Some(&digests));
         let text = String::from_utf8(out).unwrap();
@@ -151,7 +215,7 @@ mod tests {
             "simba:{m}:turn",
             "a@b",
             "7",
-            "00000000000000ab 6 a@b",
+            "00000000000000ab 00000000006 a@b",
             "f 0 9",
             "Q 8 9.5",
         ];

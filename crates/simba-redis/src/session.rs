@@ -14,7 +14,7 @@ use crate::config::WaitReplicas;
 use crate::error;
 use crate::pipe::{Haste, Pipe};
 use crate::resp::Reply;
-use crate::scripts::{Arg, Invocation, Script, key};
+use crate::scripts::{Arg, Caller, Invocation, Script, Usual, key};
 use crate::subscriber::Channel;
 
 /// How long a waiter waits for its subscription before it enters the queue without one.
@@ -25,7 +25,6 @@ const ROUNDING: Duration = Duration::from_millis(1);
 pub(crate) struct RedisSession {
     shared: Arc<Shared>,
     claim: Claim,
-    /// Tells this session from every other under the same id.
     nonce: u64,
     /// When it first wanted what it could not have, in microseconds of the server's time; 0 for never.
     place: u64,
@@ -37,22 +36,26 @@ pub(crate) struct RedisSession {
     holds: bool,
     /// May stand in the queue.
     queued: bool,
+    /// Had to wait for what it holds: most likely others wait too.
+    waited: bool,
 }
 
 impl RedisSession {
     pub(crate) fn new(shared: Arc<Shared>, claim: Claim) -> Self {
         let nonce = fastrand::u64(..);
         let (place, entered, ears, listens) = (0, false, None, false);
-        Self { shared, claim, nonce, place, entered, ears, listens, holds: false, queued: false }
+        let (holds, queued, waited) = (false, false, false);
+        Self { shared, claim, nonce, place, entered, ears, listens, holds, queued, waited }
     }
 
     async fn ask(&self, prior: Prior) -> Result<(Reply, Pipe)> {
         let lease = &self.claim.lease;
         let lasts = whole_millis((lease.poll() * 2).max(lease.ttl()));
+        let (caller, total) = (self.caller(), whole_millis(lease.total()));
         let args = [
             Arg::Text(self.claim.contender.as_str()),
-            self.fence(),
-            Arg::Number(whole_millis(lease.total())),
+            Arg::Caller(caller),
+            Arg::Number(total),
             match prior {
                 Prior::Nothing if self.place == 0 => Arg::Text("-"),
                 Prior::Nothing => Arg::Text("~"),
@@ -64,13 +67,13 @@ impl RedisSession {
         ];
         // A renewal comes long before it is needed, so it may wait for company; everyone else waits for its answer.
         let haste = if prior == Prior::Held { Haste::Leisure } else { Haste::Now };
-        let call = Invocation { script: Script::Contend, mutex: &self.claim.mutex, args: &args, haste };
-        self.shared.route.invoke(&call).await
-    }
-
-    async fn invoke(&self, script: Script, args: &[Arg<'_>]) -> Result<(Reply, Pipe)> {
-        let call = Invocation { script, mutex: &self.claim.mutex, args, haste: Haste::Now };
-        self.shared.route.invoke(&call).await
+        let usual = match prior {
+            Prior::Nothing if self.place == 0 => Some(Usual::First(caller, total)),
+            Prior::Held => Some(Usual::Renew(caller, total)),
+            _ => None,
+        };
+        let call = Invocation::new(Script::Contend, &self.claim.mutex, &args);
+        self.shared.route.invoke(&Invocation { haste, usual, ..call }).await
     }
 
     /// What the caller wants, in upper case where publishing tells who is alive.
@@ -137,16 +140,16 @@ impl RedisSession {
     }
 
     /// What the fence says of this session when it holds.
-    fn fence(&self) -> Arg<'_> {
+    fn caller(&self) -> Caller<'_> {
         let transition = whole_millis(self.claim.lease.transition());
-        Arg::Fence(self.nonce, transition, self.claim.contender.as_str())
+        Caller { nonce: self.nonce, transition, contender: self.claim.contender.as_str() }
     }
 
     /// The arguments of a release.
     fn leaving(&self, holding: Holding) -> [Arg<'_>; 5] {
         [
             Arg::Text(self.claim.contender.as_str()),
-            self.fence(),
+            Arg::Caller(self.caller()),
             match holding {
                 Holding::Nothing => Arg::Text("-"),
                 Holding::Under(token) => Arg::Number(token.get()),
@@ -166,7 +169,7 @@ impl RedisSession {
         let parts = reply.array().unwrap_or_default();
         let int = |at: usize| parts.get(at).and_then(Reply::int);
         match (int(0), int(1)) {
-            (Some(1), Some(token)) => Ok((self.ours(token), int(2) == Some(1))),
+            (Some(1), Some(token)) => Ok((self.ours(token), int(2) == Some(1) || prior == Prior::Nothing)),
             (Some(0), Some(place)) => {
                 self.place = place.unsigned_abs();
                 let seen = ownership(&parts[2..], &self.claim)?;
@@ -268,6 +271,7 @@ impl Session for RedisSession {
         }
         self.holds = matches!(answer, Answer::Ours(_));
         if let Answer::Ours(ours) = &answer {
+            self.waited = self.place > 0 || self.waited && prior == Prior::Held;
             // Its lease ends a hold; nothing that is published tells a holder more.
             (self.queued, self.ears, self.listens) = (false, None, false);
             (self.place, self.entered) = (0, false);
@@ -279,7 +283,8 @@ impl Session for RedisSession {
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
-        let (reply, _) = self.invoke(Script::Look, &[Arg::Text("0")]).await?;
+        let call = Invocation::new(Script::Look, &self.claim.mutex, &[Arg::Text("0")]);
+        let (reply, _) = self.shared.route.invoke(&call).await?;
         match reply.array() {
             Some([_]) => Ok(None),
             Some([_, seen @ ..]) => ownership(seen, &self.claim).map(Some),
@@ -289,7 +294,15 @@ impl Session for RedisSession {
 
     async fn release(&mut self, holding: Holding) -> Result<()> {
         self.holds = false;
-        self.invoke(Script::Release, &self.leaving(holding)).await?;
+        let usual = match holding {
+            Holding::Under(token) if self.place == 0 && !self.waited => {
+                Some(Usual::Leave(self.caller(), token))
+            }
+            _ => None,
+        };
+        let args = self.leaving(holding);
+        let call = Invocation::new(Script::Release, &self.claim.mutex, &args);
+        self.shared.route.invoke(&Invocation { usual, ..call }).await?;
         (self.queued, self.place, self.entered) = (false, 0, false);
         Ok(())
     }
@@ -308,9 +321,7 @@ impl Drop for RedisSession {
     fn drop(&mut self) {
         if self.queued {
             let args = self.leaving(Holding::Nothing);
-            let (script, mutex) = (Script::Release, &self.claim.mutex);
-            let call = Invocation { script, mutex, args: &args, haste: Haste::Now };
-            self.shared.route.send(&call);
+            self.shared.route.send(&Invocation::new(Script::Release, &self.claim.mutex, &args));
         }
     }
 }

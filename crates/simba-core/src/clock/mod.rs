@@ -34,6 +34,12 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// Completes when `now() >= at`.
     fn sleep_until(&self, at: Moment) -> Sleep;
 
+    /// The same for what has time, which may be some milliseconds late: so that many wake up together. Thousands of
+    /// renewals a second then cost a few hundred wake-ups.
+    fn sleep_until_about(&self, at: Moment) -> Sleep {
+        self.sleep_until(at)
+    }
+
     /// The time of day, for cron schedules alone: it may jump, so no lease depends on it.
     fn wall(&self) -> SystemTime {
         SystemTime::now()

@@ -1,4 +1,5 @@
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -24,7 +25,7 @@ pub(super) fn now() -> Moment {
     let time = clock_gettime(CLOCK);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
-    Moment::ZERO + std::time::Duration::from_secs(seconds) + std::time::Duration::from_nanos(nanos)
+    Moment::ZERO + Duration::from_secs(seconds) + Duration::from_nanos(nanos)
 }
 
 impl Clock for SystemClock {
@@ -36,13 +37,30 @@ impl Clock for SystemClock {
         static TIMER: OnceLock<&'static Timer> = OnceLock::new();
         Box::pin(TIMER.get_or_init(Timer::start).sleep_until(at))
     }
+
+    fn sleep_until_about(&self, at: Moment) -> Sleep {
+        self.sleep_until(next_beat(at))
+    }
+}
+
+/// The first beat that does not come before this moment, the same for all of the machine.
+fn next_beat(at: Moment) -> Moment {
+    const BEAT: u128 = 8_000_000;
+    let over = at.since_zero().as_nanos() % BEAT;
+    if over == 0 { at } else { at + Duration::from_nanos((BEAT - over) as u64) }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+
+    #[test]
+    fn what_has_time_waits_for_the_next_beat_and_no_longer() {
+        let ms = |ms: u64| Moment::ZERO + Duration::from_millis(ms);
+        assert_eq!((next_beat(ms(0)), next_beat(ms(8))), (ms(0), ms(8)));
+        assert_eq!((next_beat(ms(1)), next_beat(ms(9)), next_beat(ms(15))), (ms(8), ms(16), ms(16)));
+        assert_eq!(next_beat(ms(8) + Duration::from_nanos(1)), ms(16));
+    }
 
     #[tokio::test]
     async fn a_sleep_ends_at_its_moment_and_not_before() {

@@ -10,13 +10,16 @@ use super::machine::{Machine, Step};
 use super::pacing::Grant;
 use super::ride::{Ride, Rider};
 use crate::backend::{Answer, Claim, Intent, Prior, Session};
-use crate::clock::{Moment, within};
+use crate::clock::{Moment, Sleep, within};
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
 use crate::simba::Core;
 use crate::telemetry;
 use crate::tenure::{Loss, Tenure, Terms};
 use crate::types::{ContenderId, Lease, MutexName, MutexOwner};
+
+/// From which `ttl` on a renewal has time.
+const UNHURRIED: Duration = Duration::from_secs(1);
 
 /// How long a contender goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -361,7 +364,7 @@ impl Driver {
                 biased;
                 () = self.link.wishes_otherwise(), if !lingers => return,
                 () = self.core.closing.cancelled() => return,
-                () = self.core.clock.sleep_until(until) => return,
+                () = self.sleep_until(until, lingers) => return,
                 // One hint is enough: the look that it asks for is due as early as any could be.
                 hint = hint(&mut self.session), if hints => {
                     hints = false;
@@ -370,6 +373,15 @@ impl Driver {
                     }
                 }
             }
+        }
+    }
+
+    /// A renewal under a long lease is not due to the millisecond; everything else is.
+    fn sleep_until(&self, until: Moment, lingers: bool) -> Sleep {
+        let unhurried = self.tenure.is_some() && !lingers && self.machine.lease().ttl() >= UNHURRIED;
+        match unhurried {
+            true => self.core.clock.sleep_until_about(until),
+            false => self.core.clock.sleep_until(until),
         }
     }
 

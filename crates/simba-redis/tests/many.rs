@@ -1,0 +1,274 @@
+//! Many calls that go to the server as one, and what must not come of that.
+
+#![allow(clippy::unwrap_used, reason = "a test, by hand")]
+
+mod common;
+
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use common::{Admin, Store, long};
+use futures_util::future::join_all;
+use simba_core::{
+    Answer, Backend as _, Claim, ContenderId, ErrorKind, FencingToken, Holding, MutexName, Prior, Result,
+    Session,
+};
+use simba_redis::RedisBackend;
+use simba_servers::Setup;
+
+/// Enough for several batches.
+const MANY: usize = 200;
+
+fn store() -> Store {
+    Store::private(Setup::redis())
+}
+
+fn mutex(n: usize) -> MutexName {
+    MutexName::new(format!("many-{n}")).unwrap()
+}
+
+fn key(n: usize, suffix: &str) -> String {
+    format!("simba:{{many-{n}}}{suffix}")
+}
+
+async fn sessions(backend: &RedisBackend) -> Vec<Box<dyn Session>> {
+    let mut sessions = Vec::new();
+    for n in 0..MANY {
+        let claim = Claim::new(mutex(n), ContenderId::generate(), long());
+        sessions.push(backend.open(claim).await.unwrap());
+    }
+    sessions
+}
+
+async fn contend(sessions: &mut [Box<dyn Session>], prior: Prior) -> Vec<Result<Answer>> {
+    join_all(sessions.iter_mut().map(|session| session.contend(prior))).await
+}
+
+async fn release(sessions: &mut [Box<dyn Session>], tokens: &[FencingToken]) -> Vec<Result<()>> {
+    let calls = sessions.iter_mut().zip(tokens);
+    join_all(calls.map(|(session, token)| session.release(Holding::Under(*token)))).await
+}
+
+fn tokens(answers: Vec<Result<Answer>>) -> Vec<FencingToken> {
+    let token = |answer: Result<Answer>| match answer.unwrap() {
+        Answer::Ours(ours) => ours.token.unwrap(),
+        other => panic!("nobody else has it: {other:?}"),
+    };
+    answers.into_iter().map(token).collect()
+}
+
+/// How often the server was asked to run a script by its name.
+fn calls(admin: &mut Admin) -> u64 {
+    statistic(admin, "evalsha", "calls")
+}
+
+fn statistic(admin: &mut Admin, command: &str, name: &str) -> u64 {
+    let (stats, command) = (admin.text(&["INFO", "commandstats"]).unwrap(), format!("cmdstat_{command}:"));
+    let line = stats.lines().find_map(|line| line.strip_prefix(&command)).unwrap_or_default();
+    let value = line.split(',').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+    value.map_or(0, |value| value.parse().unwrap())
+}
+
+fn held(admin: &mut Admin) -> usize {
+    (0..MANY).filter(|n| admin.int(&["EXISTS", &key(*n, "")]) == 1).count()
+}
+
+#[tokio::test]
+async fn many_calls_at_once_are_few_for_the_server() {
+    let store = store();
+    let (backend, mut admin) = (store.backend().await, store.admin());
+    let mut sessions = sessions(&backend).await;
+    let before = calls(&mut admin);
+    let first = tokens(contend(&mut sessions, Prior::Nothing).await);
+    assert_eq!(held(&mut admin), MANY);
+    let renewed = tokens(contend(&mut sessions, Prior::Held).await);
+    assert_eq!(renewed, first);
+    release(&mut sessions, &first).await.into_iter().for_each(|freed| freed.unwrap());
+    assert_eq!(held(&mut admin), 0);
+    let made = calls(&mut admin) - before;
+    assert!(made < 3 * MANY as u64 / 5, "{made} calls for {} acquisitions, renewals and releases", 3 * MANY);
+    let second = tokens(contend(&mut sessions, Prior::Nothing).await);
+    assert!(first.iter().zip(&second).all(|(first, second)| first < second));
+}
+
+#[tokio::test]
+async fn a_lease_is_whole_after_a_shared_renewal() {
+    let store = store();
+    let (backend, mut admin) = (store.backend().await, store.admin());
+    let mut sessions = sessions(&backend).await;
+    tokens(contend(&mut sessions, Prior::Nothing).await);
+    for n in 0..MANY {
+        admin.ask(&["PEXPIRE", &key(n, ""), "5000"]);
+    }
+    tokens(contend(&mut sessions, Prior::Held).await);
+    let whole = i64::try_from(long().total().as_millis()).unwrap();
+    for n in 0..MANY {
+        let left = admin.int(&["PTTL", &key(n, "")]);
+        assert!(left > whole - 2000 && left <= whole, "{left}");
+        assert!(admin.int(&["PTTL", &key(n, ":fence")]) > 86_400_000);
+    }
+}
+
+/// A clock that went back, and a fence of another kind: tokens grow all the same.
+#[tokio::test]
+async fn tokens_grow_where_the_fence_is_ahead_or_broken() {
+    let store = store();
+    let (backend, mut admin) = (store.backend().await, store.admin());
+    let mut sessions = sessions(&backend).await;
+    let ahead = 4_102_444_800_000_000_u64;
+    for n in 0..MANY {
+        let (fence, last) =
+            (key(n, ":fence"), format!("{} 0000000000000001 00000001000 someone", ahead + n as u64));
+        match n % 3 {
+            0 => admin.ask(&["SET", &fence, &last]),
+            1 => admin.ask(&["HSET", &fence, "a", "b"]),
+            _ => admin.ask(&["SET", &fence, "nonsense"]),
+        };
+    }
+    let first = tokens(contend(&mut sessions, Prior::Nothing).await);
+    for (n, token) in first.iter().enumerate().filter(|(n, _)| n % 3 == 0) {
+        assert_eq!(token.get(), ahead + n as u64 + 1);
+    }
+    release(&mut sessions, &first).await.into_iter().for_each(|freed| freed.unwrap());
+    let second = tokens(contend(&mut sessions, Prior::Nothing).await);
+    assert!(first.iter().zip(&second).all(|(first, second)| first < second));
+}
+
+#[tokio::test]
+async fn what_another_has_is_left_alone_and_told() {
+    let store = store();
+    let (backend, mut admin) = (store.backend().await, store.admin());
+    let mut sessions = sessions(&backend).await;
+    for n in (0..MANY).step_by(2) {
+        admin.ask(&["SET", &key(n, ""), "peer@host", "PX", "60000"]);
+    }
+    let mut tokens = Vec::new();
+    for (n, answer) in contend(&mut sessions, Prior::Nothing).await.into_iter().enumerate() {
+        match answer.unwrap() {
+            Answer::Held(seen) => assert_eq!((n % 2, seen.owner.as_str()), (0, "peer@host")),
+            Answer::Ours(ours) => tokens.push(ours.token.unwrap()),
+            Answer::Vacant => panic!("it is held"),
+        }
+    }
+    assert_eq!(tokens.len(), MANY / 2);
+    // And what another took meanwhile is neither freed nor renewed.
+    for n in (1..MANY).step_by(2) {
+        admin.ask(&["SET", &key(n, ""), "peer@host", "PX", "60000"]);
+    }
+    let late = sessions.iter_mut().skip(1).step_by(2).zip(&tokens);
+    join_all(late.map(|(session, token)| session.release(Holding::Under(*token)))).await;
+    assert_eq!(held(&mut admin), MANY);
+    for answer in contend(&mut sessions, Prior::Held).await {
+        assert!(matches!(answer.unwrap(), Answer::Held(seen) if seen.owner.as_str() == "peer@host"));
+    }
+}
+
+/// Whoever waits is woken, also by a release that found company.
+#[tokio::test]
+async fn a_shared_release_wakes_who_waits() {
+    let store = store();
+    let (backend, other) = (store.backend().await, store.backend().await);
+    let (mut sessions, mut waiters) = (sessions(&backend).await, sessions(&other).await);
+    let held = tokens(contend(&mut sessions, Prior::Nothing).await);
+    for answer in contend(&mut waiters, Prior::Nothing).await {
+        assert!(matches!(answer.unwrap(), Answer::Held(_)));
+    }
+    release(&mut sessions, &held).await.into_iter().for_each(|freed| freed.unwrap());
+    join_all(waiters.iter_mut().map(|waiter| async {
+        loop {
+            waiter.changed().await.unwrap();
+            if let Answer::Ours(_) = waiter.contend(Prior::Nothing).await.unwrap() {
+                break;
+            }
+        }
+    }))
+    .await;
+}
+
+/// The order of two calls of one session is theirs, whatever they are sent with.
+#[tokio::test]
+async fn a_release_after_a_dropped_acquisition_comes_after_it() {
+    let store = store();
+    let (backend, mut admin) = (store.backend().await, store.admin());
+    let mut sessions = sessions(&backend).await;
+    for session in &mut sessions {
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(pin!(session.contend(Prior::Nothing)).poll(&mut context).is_pending());
+    }
+    for freed in join_all(sessions.iter_mut().map(|session| session.release(Holding::Unknown))).await {
+        freed.unwrap();
+    }
+    assert_eq!(held(&mut admin), 0);
+}
+
+/// What is refused because of one is asked for by each.
+#[tokio::test]
+async fn one_mutex_without_rights_keeps_nobody_else_out() {
+    let store = store();
+    let mut admin = store.admin();
+    admin.admit();
+    let rights = "resetkeys ~simba:{many-?}* ~simba:{many-??}* ~simba:{many-1[0-8]?}*";
+    let words: Vec<&str> = ["ACL", "SETUSER", common::USER].into_iter().chain(rights.split(' ')).collect();
+    admin.ask(&words);
+    let backend = store.backend_as_is().await;
+    let mut sessions = sessions(&backend).await;
+    for (n, answer) in contend(&mut sessions, Prior::Nothing).await.into_iter().enumerate() {
+        match answer {
+            Ok(Answer::Ours(_)) => assert!(n < 190),
+            Err(error) => assert_eq!((n >= 190, error.kind()), (true, ErrorKind::Denied)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A server without memory takes no new key, and frees what it has.
+#[tokio::test]
+async fn releases_are_made_though_the_server_is_full() {
+    let store = store();
+    let (backend, mut admin) = (store.backend().await, store.admin());
+    let mut sessions = sessions(&backend).await;
+    let (holders, others) = sessions.split_at_mut(MANY / 2);
+    let held = tokens(contend(holders, Prior::Nothing).await);
+    admin.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let (freed, taken) = tokio::join!(release(holders, &held), contend(others, Prior::Nothing));
+    freed.into_iter().for_each(|freed| freed.unwrap());
+    assert!(taken.iter().any(Result::is_err), "the server is full");
+    assert!((0..MANY / 2).all(|n| admin.int(&["EXISTS", &key(n, "")]) == 0));
+}
+
+#[tokio::test]
+async fn a_server_that_forgot_the_scripts_is_told_again() {
+    let store = store();
+    let (backend, mut admin) = (store.backend().await, store.admin());
+    let mut sessions = sessions(&backend).await;
+    admin.ask(&["SCRIPT", "FLUSH", "SYNC"]);
+    let first = tokens(contend(&mut sessions, Prior::Nothing).await);
+    release(&mut sessions, &first).await.into_iter().for_each(|freed| freed.unwrap());
+    let sources = statistic(&mut admin, "eval", "calls");
+    assert!(sources > 0, "it had forgotten them");
+    tokens(contend(&mut sessions, Prior::Nothing).await);
+    assert_eq!(statistic(&mut admin, "eval", "calls"), sources, "it knows them again");
+}
+
+/// One address, and a cluster behind it that refuses keys of several slots in one command.
+#[tokio::test]
+async fn a_cluster_of_one_behind_a_plain_address_works() {
+    let setup = ["--cluster-enabled", "yes"].into_iter().fold(Setup::redis(), Setup::with_arg);
+    let store = Store::private(setup);
+    let mut admin = store.admin();
+    admin.ask(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    let up = |admin: &mut Admin| admin.text(&["CLUSTER", "INFO"]).unwrap().contains("cluster_state:ok");
+    while !up(&mut admin) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let backend = store.backend().await;
+    let mut sessions = sessions(&backend).await;
+    let first = tokens(contend(&mut sessions, Prior::Nothing).await);
+    let refused = statistic(&mut admin, "evalsha", "rejected_calls");
+    assert!(refused > 0, "it refuses what is shared");
+    tokens(contend(&mut sessions, Prior::Held).await);
+    release(&mut sessions, &first).await.into_iter().for_each(|freed| freed.unwrap());
+    assert_eq!(held(&mut admin), 0);
+    assert_eq!(statistic(&mut admin, "evalsha", "rejected_calls"), refused, "once is enough to learn it");
+}
