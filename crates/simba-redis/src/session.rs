@@ -38,14 +38,16 @@ pub(crate) struct RedisSession {
     queued: bool,
     /// Had to wait for what it holds: most likely others wait too.
     waited: bool,
+    /// A release is under way, or was not answered.
+    left: bool,
 }
 
 impl RedisSession {
     pub(crate) fn new(shared: Arc<Shared>, claim: Claim) -> Self {
         let nonce = fastrand::u64(..);
         let (place, entered, ears, listens) = (0, false, None, false);
-        let (holds, queued, waited) = (false, false, false);
-        Self { shared, claim, nonce, place, entered, ears, listens, holds, queued, waited }
+        let (holds, queued, waited, left) = (false, false, false, false);
+        Self { shared, claim, nonce, place, entered, ears, listens, holds, queued, waited, left }
     }
 
     async fn ask(&self, prior: Prior) -> Result<(Reply, Pipe)> {
@@ -169,7 +171,7 @@ impl RedisSession {
         let parts = reply.array().unwrap_or_default();
         let int = |at: usize| parts.get(at).and_then(Reply::int);
         match (int(0), int(1)) {
-            (Some(1), Some(token)) => Ok((self.ours(token), int(2) == Some(1) || prior == Prior::Nothing)),
+            (Some(1), Some(token)) => Ok((self.ours(token), int(2) == Some(1) || prior != Prior::Held)),
             (Some(0), Some(place)) => {
                 self.place = place.unsigned_abs();
                 let seen = ownership(&parts[2..], &self.claim)?;
@@ -272,6 +274,7 @@ impl Session for RedisSession {
         self.holds = matches!(answer, Answer::Ours(_));
         if let Answer::Ours(ours) = &answer {
             self.waited = self.place > 0 || self.waited && prior == Prior::Held;
+            self.left = false;
             // Its lease ends a hold; nothing that is published tells a holder more.
             (self.queued, self.ears, self.listens) = (false, None, false);
             (self.place, self.entered) = (0, false);
@@ -294,16 +297,16 @@ impl Session for RedisSession {
 
     async fn release(&mut self, holding: Holding) -> Result<()> {
         self.holds = false;
+        // One that was not answered is made by itself the next time: a shared one frees nothing that others wait for.
+        let shares = self.place == 0 && !self.waited && !std::mem::replace(&mut self.left, true);
         let usual = match holding {
-            Holding::Under(token) if self.place == 0 && !self.waited => {
-                Some(Usual::Leave(self.caller(), token))
-            }
+            Holding::Under(token) if shares => Some(Usual::Leave(self.caller(), token)),
             _ => None,
         };
         let args = self.leaving(holding);
         let call = Invocation::new(Script::Release, &self.claim.mutex, &args);
         self.shared.route.invoke(&Invocation { usual, ..call }).await?;
-        (self.queued, self.place, self.entered) = (false, 0, false);
+        (self.queued, self.place, self.entered, self.left) = (false, 0, false, false);
         Ok(())
     }
 

@@ -209,6 +209,31 @@ async fn row_33_an_acquisition_that_no_replica_has_is_given_back() {
     }
 }
 
+/// A call that was given up may have taken the mutex: who finds that out waits for the replicas all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_33_an_acquisition_that_is_found_later_needs_its_replicas_too() {
+    let store = store();
+    store.admin().admit();
+    let waiting = store.clone().with_keys("wait_replicas=1&wait_timeout=50ms");
+    let backend = RedisBackend::connect(waiting.config(store.address)).await.unwrap();
+    let (mutex, mut admin) = (name(), store.admin());
+    let key = format!("simba:{{{mutex}}}");
+    let mut session = backend.open(Claim::new(mutex, ContenderId::generate(), long())).await.unwrap();
+    let taken = async {
+        while admin.int(&["EXISTS", &key]) == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = taken => {}
+        answer = session.contend(Prior::Nothing) => panic!("there is no replica: {answer:?}"),
+    }
+    let error = session.contend(Prior::Unknown).await.unwrap_err();
+    assert!(error.to_string().contains("0 of 1 replicas"), "broken: {error}");
+    assert_eq!(store.admin().int(&["EXISTS", &key]), 0, "broken: what failed is given back");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_34_forgotten_scripts_cost_no_leader() {
     let store = store();

@@ -202,6 +202,27 @@ async fn a_release_after_a_dropped_acquisition_comes_after_it() {
     assert_eq!(held(&mut admin), 0);
 }
 
+/// What a shared release leaves to one of its own is made though nobody hears that it is to be.
+#[tokio::test]
+async fn a_release_that_is_dropped_twice_is_made_though_others_wait() {
+    let store = store();
+    let (backend, other, mut admin) = (store.backend().await, store.backend().await, store.admin());
+    let (mut sessions, mut waiters) = (sessions(&backend).await, sessions(&other).await);
+    let tokens = tokens(contend(&mut sessions, Prior::Nothing).await);
+    for answer in contend(&mut waiters, Prior::Nothing).await {
+        assert!(matches!(answer.unwrap(), Answer::Held(_)));
+    }
+    for _ in 0..2 {
+        for (session, token) in sessions.iter_mut().zip(&tokens) {
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(pin!(session.release(Holding::Under(*token))).poll(&mut context).is_pending());
+        }
+    }
+    // Behind all that was sent on this connection.
+    backend.operate().unwrap().read(&mutex(0)).await.unwrap();
+    assert_eq!(held(&mut admin), 0);
+}
+
 /// What is refused because of one is asked for by each.
 #[tokio::test]
 async fn one_mutex_without_rights_keeps_nobody_else_out() {

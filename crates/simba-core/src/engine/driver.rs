@@ -18,7 +18,7 @@ use crate::telemetry;
 use crate::tenure::{Loss, Tenure, Terms};
 use crate::types::{ContenderId, Lease, MutexName, MutexOwner};
 
-/// From which `ttl` on a renewal has time.
+/// How long before a holder is told to stop a renewal has time.
 const UNHURRIED: Duration = Duration::from_secs(1);
 
 /// How long a contender goes on.
@@ -376,12 +376,13 @@ impl Driver {
         }
     }
 
-    /// A renewal under a long lease is not due to the millisecond; everything else is.
+    /// What comes long before the holder is told to stop is not due to the millisecond; everything else is.
     fn sleep_until(&self, until: Moment, lingers: bool) -> Sleep {
-        let unhurried = self.tenure.is_some() && !lingers && self.machine.lease().ttl() >= UNHURRIED;
-        match unhurried {
-            true => self.core.clock.sleep_until_about(until),
-            false => self.core.clock.sleep_until(until),
+        let grace = self.machine.lease().grace();
+        let stop = self.tenure.as_ref().map(|tenure| tenure.deadline().saturating_sub(grace));
+        match stop {
+            Some(stop) if !lingers && stop >= until + UNHURRIED => self.core.clock.sleep_until_about(until),
+            _ => self.core.clock.sleep_until(until),
         }
     }
 
