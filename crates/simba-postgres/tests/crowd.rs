@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{Private, Store, USER, name, soon, until};
+use futures_util::future::join_all;
 use simba_core::{Backend, Lease, Simba};
 use simba_servers::Setup;
 use simba_tck::rounds;
@@ -115,6 +116,41 @@ async fn a_hand_over_costs_five_calls_whatever_the_number_of_waiters() {
     waiters.iter().for_each(tokio::task::JoinHandle::abort);
     let most = go * 5 + 25;
     assert!((go..=most).contains(&calls), "broken: {go} hand-overs cost at most {most} calls, not {calls}");
+}
+
+/// How many rows of mutexes the server has fetched, once its statistics stand still.
+async fn fetched(admin: &Client) -> i64 {
+    let count = "SELECT coalesce(sum(idx_tup_fetch + seq_tup_read), 0)::bigint FROM pg_stat_user_tables \
+                 WHERE relname = 'simba_mutex'";
+    let (mut seen, mut still) = (-1, 0);
+    while still < 15 {
+        let now: i64 = admin.query_one(count, &[]).await.unwrap().get(0);
+        still = if now == seen { still + 1 } else { 0 };
+        seen = now;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    seen
+}
+
+/// A server makes a plan once for a connection, and the table may be all but empty then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_that_was_made_for_one_mutex_serves_hundreds() {
+    const MANY: usize = 400;
+    let private = Private::start(Setup::postgres()).await;
+    let admin = private.store.admin().await;
+    soon("a lock", simba(&private.store).await.locker(name("only")).lock()).await.unwrap();
+    admin.batch_execute("VACUUM ANALYZE simba_mutex").await.unwrap();
+    let simba = simba(&private.store).await;
+    let mutexes: Vec<_> = (0..MANY).map(|n| name(&format!("many-{n}"))).collect();
+    let before = fetched(&admin).await;
+    for _ in 0..3 {
+        let locks = mutexes.iter().map(|mutex| simba.locker(mutex.clone()));
+        let guards = join_all(locks.map(|locker| async move { locker.lock().await.unwrap() })).await;
+        join_all(guards.into_iter().map(|guard| async { guard.release().await.unwrap() })).await;
+    }
+    let calls = i64::try_from(2 * 3 * MANY).unwrap();
+    let fetched = fetched(&admin).await - before;
+    assert!(fetched <= 5 * calls, "broken: {fetched} rows were looked at in {calls} calls");
 }
 
 /// Contenders come, go, give up and are woken at random. A wake-up that is lost would cost the length of a poll.

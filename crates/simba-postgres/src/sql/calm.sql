@@ -1,9 +1,9 @@
 -- Notes that nobody waits ($2) or watches ($3) any more, unless the queue changed since those numbers were read.
-WITH gone AS (
-    DELETE FROM {waiter} d USING (
-        SELECT w.session FROM {waiter} w
-        WHERE w.mutex = $1 AND w.until <= statement_timestamp() FOR UPDATE SKIP LOCKED) old
-    WHERE d.mutex = $1 AND d.session = old.session
+WITH old AS MATERIALIZED (
+    SELECT w.session FROM {waiter} w
+    WHERE w.mutex = $1 AND w.until <= statement_timestamp() FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM {waiter} d USING old WHERE d.mutex = $1 AND d.session = old.session
 )
 UPDATE {mutex} m SET
     waited = CASE WHEN m.waited = $2 AND NOT EXISTS (

@@ -1,5 +1,6 @@
 -- Forgets what crashed clients left behind long ago.
-DELETE FROM {waiter} d USING (
+WITH old AS MATERIALIZED (
     SELECT w.mutex, w.session FROM {waiter} w
-    WHERE w.until < statement_timestamp() - interval '1 minute' FOR UPDATE SKIP LOCKED) old
-WHERE d.mutex = old.mutex AND d.session = old.session
+    WHERE w.until < statement_timestamp() - interval '1 minute' FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {waiter} d USING old WHERE d.mutex = old.mutex AND d.session = old.session

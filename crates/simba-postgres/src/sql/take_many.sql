@@ -1,5 +1,7 @@
 -- What take and create do, for many mutexes at once. A row that another transaction has locked is left out: it
 -- delays nobody, and nobody waits in a circle.
+-- The plan may be made while there is one mutex, and used for thousands: so each wish looks for its own row, whatever
+-- the planner believes of the table, and no row is looked for in vain.
 WITH wish AS (
     SELECT w.* FROM unnest($1::text[], $2::text[], $3::text[], $4::float8[], $5::float8[], $6::bigint[])
         AS w (mutex, owner, session, ttl, total, lapsed)
@@ -11,6 +13,13 @@ WITH wish AS (
     FROM wish w WHERE {bound} true ORDER BY w.mutex COLLATE "C"
     ON CONFLICT (mutex) DO NOTHING
     RETURNING session, token
+), due AS MATERIALIZED (
+    SELECT w.* FROM wish w CROSS JOIN LATERAL (
+        SELECT FROM {mutex} h
+        WHERE h.mutex = w.mutex AND (
+            (h.session = w.session AND h.until > statement_timestamp())
+            OR (h.until <= statement_timestamp() AND h.waited <= 0))
+        FOR NO KEY UPDATE SKIP LOCKED) h
 ), took AS (
     UPDATE {mutex} m SET
         owner = due.owner,
@@ -23,13 +32,7 @@ WITH wish AS (
         renewed_at = statement_timestamp(),
         ttl_at = statement_timestamp() + make_interval(secs => due.ttl),
         until = statement_timestamp() + make_interval(secs => due.total)
-    FROM (
-        SELECT w.* FROM wish w JOIN {mutex} h ON h.mutex = w.mutex
-        WHERE (h.session = w.session AND h.until > statement_timestamp())
-            OR (h.until <= statement_timestamp() AND h.waited <= 0)
-        FOR NO KEY UPDATE OF h SKIP LOCKED
-    ) due
-    WHERE m.mutex = due.mutex
+    FROM due WHERE m.mutex = due.mutex AND m.mutex = ANY($1::text[])
     RETURNING m.session, m.token, m.watched
 )
 SELECT session, token, 0::bigint FROM made
