@@ -99,6 +99,8 @@ async fn a_hand_over_costs_five_calls_whatever_the_number_of_waiters() {
                 }
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 guard.release().await.unwrap();
+                // Who comes back before the next one has it finds it free, and looks once more.
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }));
     }

@@ -21,7 +21,7 @@ use crate::wire::Wire;
 const PATIENCE: Duration = Duration::from_millis(100);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A connection that lasted this long was a good one: the next is tried at once.
+/// A connection that lasted this long was a good one, and so was one that answered a call: the next is tried at once.
 pub(crate) const GOOD: Duration = Duration::from_millis(200);
 
 /// What all connections of one handle share.
@@ -227,11 +227,11 @@ async fn supervise(
         };
         match opened {
             Ok((stream, address)) => {
-                let began = context.clock.now();
-                let cause = carry(&source, &context, &state, stream, &address).await;
+                let (began, pipe) = (context.clock.now(), Pipe::new());
+                let cause = carry(&source, &context, &state, &pipe, stream, &address).await;
                 tracing::debug!(server = %address, %cause, "the connection is lost");
                 state.send_replace(State::Down(cause));
-                if context.clock.now() - began >= GOOD {
+                if pipe.has_answered() || context.clock.now() - began >= GOOD {
                     backoff.reset();
                 }
             }
@@ -248,10 +248,10 @@ async fn carry(
     source: &Source,
     context: &Context,
     state: &watch::Sender<State>,
+    pipe: &Pipe,
     stream: Stream,
     address: &Address,
 ) -> Error {
-    let pipe = Pipe::new();
     state.send_replace(State::Up(pipe.clone()));
     tracing::debug!(server = %address, "connected");
     let cause = tokio::select! {

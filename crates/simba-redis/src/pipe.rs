@@ -187,6 +187,11 @@ impl Pipe {
         self.inner.outbox().broken.is_some()
     }
 
+    /// Whether any call was answered on it.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.inner.outbox().answered > 0
+    }
+
     fn cause(&self) -> Error {
         self.inner.outbox().broken.clone().unwrap_or_else(error::gone)
     }
