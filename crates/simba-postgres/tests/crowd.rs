@@ -140,7 +140,8 @@ async fn a_plan_that_was_made_for_one_mutex_serves_hundreds() {
     const MANY: usize = 400;
     let private = Private::start(Setup::postgres()).await;
     let admin = private.store.admin().await;
-    soon("a lock", simba(&private.store).await.locker(name("only")).lock()).await.unwrap();
+    let only = simba(&private.store).await.locker(name("only"));
+    soon("a release", soon("a lock", only.lock()).await.unwrap().release()).await.unwrap();
     admin.batch_execute("VACUUM ANALYZE simba_mutex").await.unwrap();
     let simba = simba(&private.store).await;
     let mutexes: Vec<_> = (0..MANY).map(|n| name(&format!("many-{n}"))).collect();
@@ -152,7 +153,10 @@ async fn a_plan_that_was_made_for_one_mutex_serves_hundreds() {
     }
     let calls = i64::try_from(2 * 3 * MANY).unwrap();
     let fetched = fetched(&admin).await - before;
-    assert!(fetched <= 5 * calls, "broken: {fetched} rows were looked at in {calls} calls");
+    assert!(
+        (calls / 2..=5 * calls).contains(&fetched),
+        "broken: {fetched} rows were looked at in {calls} calls"
+    );
 }
 
 /// Contenders come, go, give up and are woken at random. A wake-up that is lost would cost the length of a poll.

@@ -285,17 +285,18 @@ impl Pipe {
     fn hand_out(&self, replies: &mut Vec<Reply>) -> Result<()> {
         let mut outbox = self.inner.outbox();
         for reply in replies.drain(..) {
+            let Some(expected) = outbox.expected.pop_front() else { return Err(error::unasked()) };
             outbox.answered += 1;
-            match (outbox.expected.pop_front(), reply) {
-                (Some(Expected::One(slot)), reply) => outbox.answer(slot, reply),
-                (Some(Expected::Many(slots)), Reply::Array(replies)) if slots.len() == replies.len() => {
+            match (expected, reply) {
+                (Expected::One(slot), reply) => outbox.answer(slot, reply),
+                (Expected::Many(slots), Reply::Array(replies)) if slots.len() == replies.len() => {
                     slots.into_iter().zip(replies).for_each(|(slot, reply)| outbox.answer(slot, reply));
                 }
-                (Some(Expected::Many(slots)), Reply::Error(words)) => {
+                (Expected::Many(slots), Reply::Error(words)) => {
                     let reply = outbox.alone(words);
                     slots.into_iter().for_each(|slot| outbox.answer(slot, reply.clone()));
                 }
-                _ => return Err(error::unasked()),
+                (Expected::Many(_), _) => return Err(error::unasked()),
             }
         }
         Ok(())

@@ -91,12 +91,12 @@ impl RedisSession {
     }
 
     /// Asks once, and understands the answer.
-    async fn look(&mut self, prior: Prior) -> Result<(Answer, bool, Pipe)> {
+    async fn look(&mut self, prior: Prior) -> Result<(Answer, Pipe)> {
         let enters = self.place > 0;
         let (reply, pipe) = self.ask(prior).await?;
-        let (answer, taken) = self.understand(prior, &reply)?;
+        let answer = self.understand(&reply)?;
         self.entered = enters;
-        Ok((answer, taken, pipe))
+        Ok((answer, pipe))
     }
 
     /// Whether it is to enter the queue: it was told its place, and that another comes first.
@@ -162,24 +162,23 @@ impl RedisSession {
         ]
     }
 
-    /// What the script says, and whether something was taken that was not held before.
-    fn understand(&mut self, prior: Prior, reply: &Reply) -> Result<(Answer, bool)> {
+    /// What the script says.
+    fn understand(&mut self, reply: &Reply) -> Result<Answer> {
         if let Some(token) = reply.text() {
             let token = token.parse().map_err(|_| error::unexpected("a contender"))?;
-            return Ok((self.ours(token), prior != Prior::Held));
+            return Ok(self.ours(token));
         }
         let parts = reply.array().unwrap_or_default();
         let int = |at: usize| parts.get(at).and_then(Reply::int);
         match (int(0), int(1)) {
-            (Some(1), Some(token)) => Ok((self.ours(token), int(2) == Some(1) || prior != Prior::Held)),
+            (Some(1), Some(token)) => Ok(self.ours(token)),
             (Some(0), Some(place)) => {
                 self.place = place.unsigned_abs();
-                let seen = ownership(&parts[2..], &self.claim)?;
-                Ok((Answer::Held(seen), false))
+                ownership(&parts[2..], &self.claim).map(Answer::Held)
             }
             (Some(2), Some(place)) => {
                 self.place = place.unsigned_abs();
-                Ok((Answer::Vacant, false))
+                Ok(Answer::Vacant)
             }
             _ => Err(error::unexpected("a contender")),
         }
@@ -265,11 +264,11 @@ impl Session for RedisSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
         // From here on, whatever becomes of the reply.
         self.queued |= self.claim.intent == Intent::Queue;
-        let (mut answer, mut taken, mut pipe) = self.look(prior).await?;
+        let (mut answer, mut pipe) = self.look(prior).await?;
         // Who held it is to know at once that it does not any more.
         if prior != Prior::Held && self.enters(&answer) {
             self.hear().await;
-            (answer, taken, pipe) = self.look(prior).await?;
+            (answer, pipe) = self.look(prior).await?;
         }
         self.holds = matches!(answer, Answer::Ours(_));
         if let Answer::Ours(ours) = &answer {
@@ -278,7 +277,10 @@ impl Session for RedisSession {
             // Its lease ends a hold; nothing that is published tells a holder more.
             (self.queued, self.ears, self.listens) = (false, None, false);
             (self.place, self.entered) = (0, false);
-            if let (true, Some(wait), Some(token)) = (taken, self.shared.context.settings.wait, ours.token) {
+            // A renewal is never given back: its holder is at work.
+            if let (Some(wait), Some(token)) = (self.shared.context.settings.wait, ours.token)
+                && prior != Prior::Held
+            {
                 self.replicate(&pipe, wait, token).await?;
             }
         }

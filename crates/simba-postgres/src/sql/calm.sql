@@ -1,5 +1,5 @@
 -- Notes that nobody waits ($2) or watches ($3) any more, unless the queue changed since those numbers were read.
-WITH old AS MATERIALIZED (
+WITH old AS (
     SELECT w.session FROM {waiter} w
     WHERE w.mutex = $1 AND w.until <= statement_timestamp() FOR UPDATE SKIP LOCKED
 ), gone AS (

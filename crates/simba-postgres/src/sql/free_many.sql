@@ -1,6 +1,6 @@
 -- What free does, for many mutexes at once. A row that another transaction has locked is left out. Each wish looks for
 -- its own row, as in take_many.
-WITH due AS MATERIALIZED (
+WITH due AS (
     SELECT w.mutex, w.session FROM unnest($1::text[], $2::text[], $3::bigint[]) AS w (mutex, session, token)
     CROSS JOIN LATERAL (
         SELECT FROM {mutex} h

@@ -1,5 +1,5 @@
 -- Forgets what crashed clients left behind long ago.
-WITH old AS MATERIALIZED (
+WITH old AS (
     SELECT w.mutex, w.session FROM {waiter} w
     WHERE w.until < statement_timestamp() - interval '1 minute' FOR UPDATE SKIP LOCKED
 )

@@ -1,7 +1,7 @@
 -- What take and create do, for many mutexes at once. A row that another transaction has locked is left out: it
 -- delays nobody, and nobody waits in a circle.
 -- The plan may be made while there is one mutex, and used for thousands: so each wish looks for its own row, whatever
--- the planner believes of the table, and no row is looked for in vain.
+-- the planner believes of the table. A part that locks rows is carried out once and by itself, in every version.
 WITH wish AS (
     SELECT w.* FROM unnest($1::text[], $2::text[], $3::text[], $4::float8[], $5::float8[], $6::bigint[])
         AS w (mutex, owner, session, ttl, total, lapsed)
@@ -13,7 +13,7 @@ WITH wish AS (
     FROM wish w WHERE {bound} true ORDER BY w.mutex COLLATE "C"
     ON CONFLICT (mutex) DO NOTHING
     RETURNING session, token
-), due AS MATERIALIZED (
+), due AS (
     SELECT w.* FROM wish w CROSS JOIN LATERAL (
         SELECT FROM {mutex} h
         WHERE h.mutex = w.mutex AND (

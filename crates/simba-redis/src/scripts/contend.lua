@@ -3,7 +3,7 @@
 -- ? unknown, + held, or the token that lapsed; 5 in words: intent (t tries, f looks for the first time and is told its
 -- place, e enters the queue there, q was in the queue; in upper case on a standalone server), place in the queue in µs
 -- or 0 for none, ms that a place lasts, with .5 if the waiter listens.
--- Returns the token as text or {1, token, 0 renewed or 1 taken}, {0, place, ms left, token or 0, owner}, or {2, place}.
+-- Returns the token as text or {1, token}, {0, place, ms left, token or 0, owner}, or {2, place}.
 -- The queue is kept for an hour or twenty leases.
 local QUEUE_KEPT = 3600000
 local id, lease, prior = ARGV[1], ARGV[3], ARGV[4]
@@ -23,7 +23,7 @@ if behind then
   if type(behind) == 'table' then behind = redis.call('MGET', KEYS[3])[1] end
   local fresh = next_token(behind, microseconds())
   redis.call('PUBLISH', KEYS[1], 'acquired@@' .. id)
-  return {1, fresh, 1}
+  return {1, fresh}
 end
 
 local values = redis.call('MGET', KEYS[1], KEYS[3], KEYS[5])
@@ -35,9 +35,9 @@ if owner == id then
   if ours or prior ~= '-' and prior ~= '~' and not read_fence(fence) then
     redis.call('PEXPIRE', KEYS[1], lease)
     local token = ours and string.sub(fence, 1, 16)
-    if not ours or prior == token then return {1, next_token(fence, microseconds()), 1} end
+    if not ours or prior == token then return {1, next_token(fence, microseconds())} end
     redis.call('PEXPIRE', KEYS[3], FENCE_KEPT)
-    return {1, tonumber(token), 0}
+    return {1, tonumber(token)}
   end
 end
 
@@ -59,7 +59,7 @@ if not owner then
     if turn then redis.call('DEL', KEYS[5]) end
     local fresh = next_token(fence, now)
     redis.call('PUBLISH', KEYS[1], 'acquired@@' .. id)
-    return {1, fresh, 1}
+    return {1, fresh}
   end
 end
 
