@@ -9,7 +9,8 @@ use crate::{servers, step};
 pub(crate) fn faults(workspace: Workspace, rounds: u32) -> Result<()> {
     simba_servers::install_tools()?;
     servers::around(workspace, |workspace| {
-        let mut command = workspace.cargo("test --locked --workspace --all-features --tests -- row_");
+        let mut command =
+            workspace.cargo("test --locked --workspace --all-features --no-fail-fast --tests -- row_");
         command.env("RUST_TEST_THREADS", "8").env("SIMBA_FAULT_ROUNDS", rounds.to_string());
         step::run(&mut command)
     })
