@@ -98,24 +98,30 @@ impl Pipe {
 
     /// The same for a call of a script, by itself or as one of many. `Nil` if it was one of many, and is to be made
     /// by itself: it was not the usual case, or they were refused together.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`call`](Self::call); but what is to be made by itself was not made.
     pub(crate) async fn invoke(&self, call: &Invocation<'_>, digests: Option<&Digests>) -> Result<Reply> {
         let (slot, reply) = oneshot::channel();
-        {
-            let mut outbox = self.open()?;
-            let quiet = call.haste == Haste::Now && outbox.is_quiet();
-            match (&call.usual, digests) {
-                (Some(usual), Some(digests)) if !quiet && !outbox.no_batches => {
-                    let first = outbox.is_empty();
-                    let sent = outbox.join(usual, call.mutex, digests, Some(slot));
-                    drop(outbox);
-                    if !sent {
-                        self.ring(call.haste, first);
-                    }
-                }
-                _ => self.push(outbox, Some(slot), call.haste, |out| call.write(out, digests)),
-            }
-        }
+        self.hand_in(call, digests, Some(slot))?;
         reply.await.map_err(|_| self.cause())
+    }
+
+    fn hand_in(&self, call: &Invocation<'_>, digests: Option<&Digests>, slot: Slot) -> Result<()> {
+        let mut outbox = self.open()?;
+        let alone = outbox.no_batches || call.haste == Haste::Now && outbox.is_quiet();
+        let (Some(usual), Some(digests), false) = (&call.usual, digests, alone) else {
+            self.push(outbox, slot, call.haste, |out| call.write(out, digests));
+            return Ok(());
+        };
+        let first = outbox.is_empty();
+        let sent = outbox.join(usual, call.mutex, digests, slot);
+        drop(outbox);
+        if !sent {
+            self.ring(call.haste, first);
+        }
+        Ok(())
     }
 
     /// Sends commands that belong together, and waits for the reply to the last one.

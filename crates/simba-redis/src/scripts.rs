@@ -22,6 +22,7 @@ impl Script {
     pub(crate) const fn source(self) -> &'static str {
         match self {
             Self::Contend => concat!(
+                include_str!("scripts/kept.lua"),
                 include_str!("scripts/take.lua"),
                 include_str!("scripts/wake.lua"),
                 include_str!("scripts/contend.lua")
@@ -33,7 +34,7 @@ impl Script {
             ),
             Self::Look => concat!(include_str!("scripts/wake.lua"), include_str!("scripts/look.lua")),
             Self::Evict => concat!(include_str!("scripts/wake.lua"), include_str!("scripts/evict.lua")),
-            Self::Many => include_str!("scripts/many.lua"),
+            Self::Many => concat!(include_str!("scripts/kept.lua"), include_str!("scripts/many.lua")),
         }
     }
 }

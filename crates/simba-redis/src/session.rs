@@ -25,6 +25,7 @@ const ROUNDING: Duration = Duration::from_millis(1);
 pub(crate) struct RedisSession {
     shared: Arc<Shared>,
     claim: Claim,
+    /// See [`Caller`].
     nonce: u64,
     /// When it first wanted what it could not have, in microseconds of the server's time; 0 for never.
     place: u64,

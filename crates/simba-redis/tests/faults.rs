@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::resp::Reply;
 use common::{Store, admitting, case, lead, lease, long, name, simba, soon, until, wait, within};
-use simba_core::{Backend as _, Claim, ContenderId, ErrorKind, Holding, Loss, Prior};
+use simba_core::{Answer, Backend as _, Claim, ContenderId, ErrorKind, Holding, Loss, Prior};
 use simba_redis::{RedisBackend, RedisConfig};
 use simba_servers::Setup;
 use simba_tck::{Connection, FaultProxy, Fixture, Profile, async_trait, rounds};
@@ -232,6 +232,24 @@ async fn row_33_an_acquisition_that_is_found_later_needs_its_replicas_too() {
     let error = session.contend(Prior::Unknown).await.unwrap_err();
     assert!(error.to_string().contains("0 of 1 replicas"), "broken: {error}");
     assert_eq!(store.admin().int(&["EXISTS", &key]), 0, "broken: what failed is given back");
+}
+
+/// The fence of a holder is lost, and a renewal makes a new one that no replica has: its holder is at work.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_33_a_renewal_that_no_replica_has_is_not_given_back() {
+    let (master, _replica, link) = pair().await;
+    caught_up(&master).await;
+    master.admin().admit();
+    let waiting = master.clone().with_keys("wait_replicas=1&wait_timeout=200ms");
+    let backend = RedisBackend::connect(waiting.config(master.address)).await.unwrap();
+    let (mutex, mut admin) = (name(), master.admin());
+    let key = format!("simba:{{{mutex}}}");
+    let mut session = backend.open(Claim::new(mutex, ContenderId::generate(), long())).await.unwrap();
+    assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
+    link.stall();
+    assert_eq!(admin.int(&["DEL", &format!("{key}:fence")]), 1);
+    assert!(matches!(session.contend(Prior::Held).await.unwrap(), Answer::Ours(_)), "broken: it is renewed");
+    assert_eq!(admin.int(&["EXISTS", &key]), 1, "broken: what is held is not given back");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

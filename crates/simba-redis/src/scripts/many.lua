@@ -6,7 +6,6 @@
 -- where the caller is what the fence says of it, 29 characters and its id. Returns for each what its own script would
 -- (the token as text, 1 for a release), or false where it is not the usual case: nothing was done, and it is to be
 -- called by itself. No function is made, and nothing is called that may fail for one and not for all.
-local FENCE_KEPT = '604800000'
 local call, sub = redis.call, string.sub
 local replies, key, word, stamp = {}, 1, 1, nil
 

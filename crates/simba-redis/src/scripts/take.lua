@@ -2,9 +2,6 @@
 -- each costs the server as much as a command. They return the token as text; the rest of the script tells what the
 -- arguments are.
 
--- A week, in words: the server turns a number into text slowly.
-local FENCE_KEPT = '604800000'
-
 -- A renewal: it is ours.
 if ARGV[4] == '+' then
   local values = redis.call('MGET', KEYS[1], KEYS[3])
