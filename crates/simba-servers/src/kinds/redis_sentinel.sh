@@ -23,17 +23,20 @@ for port in "$@"; do
     fi
     echo $! >pid.shell
     cd ..
+    # A sentinel that starts before the master knows of its replica asks again after ten seconds.
+    [ "$node" -ne 1 ] || until redis-cli -p "$master" info replication 2>/dev/null | grep -q 'state=online'; do
+        sleep 0.05
+    done
     node=$((node + 1))
 done
+# A replica that has not answered a sentinel is none that it would promote.
 shift 2
 for port in "$@"; do
     until redis-cli -p "$port" sentinel master mymaster 2>/dev/null | tr '\n' ' ' |
-        grep -q 'num-slaves 1 num-other-sentinels 2 '; do
+        grep -q 'num-slaves 1 num-other-sentinels 2 ' &&
+        redis-cli -p "$port" sentinel replicas mymaster | tr '\n' ' ' | grep -q 'master-link-status ok '; do
         sleep 0.05
     done
-done
-until redis-cli -p "$master" info replication | grep -q 'state=online'; do
-    sleep 0.05
 done
 touch ready
 # A node that ends leaves the others alone.
