@@ -123,27 +123,39 @@ fn write_key(out: &mut Vec<u8>, mutex: &MutexName, suffix: &[u8]) {
 }
 
 impl Usual<'_> {
-    /// Writes its keys and its words; how many of each.
-    pub(crate) fn write(&self, mutex: &MutexName, keys: &mut Vec<u8>, words: &mut Vec<u8>) -> (usize, usize) {
+    /// Its place among the kinds that the script goes through.
+    pub(crate) fn kind(&self) -> usize {
+        match self {
+            Self::Renew(..) => 0,
+            Self::Leave(..) => 1,
+            Self::First(..) => 2,
+        }
+    }
+
+    /// Writes its keys, those of who waits apart from the others; how many there are.
+    pub(crate) fn write_keys(&self, mutex: &MutexName, keys: &mut Vec<u8>, waiting: &mut Vec<u8>) -> usize {
         let [holder, queue, fence, _, turn] = SUFFIXES;
-        let suffixes: &[&[u8]] = match self {
-            Self::Renew(..) => &[holder, fence],
-            _ => &[holder, fence, queue, turn],
-        };
-        suffixes.iter().for_each(|suffix| write_key(keys, mutex, suffix));
-        let (what, caller, lease) = match *self {
-            Self::Renew(caller, lease) => (b"R", caller, lease),
-            Self::First(caller, lease) => (b"F", caller, lease),
-            Self::Leave(caller, token) => {
-                resp::word(words, b"L");
-                caller.write_after(words, format!("{:016} ", token.get()).as_bytes());
-                return (suffixes.len(), 2);
+        [holder, fence].iter().for_each(|suffix| write_key(keys, mutex, suffix));
+        if matches!(self, Self::Renew(..)) {
+            return 2;
+        }
+        [queue, turn].iter().for_each(|suffix| write_key(waiting, mutex, suffix));
+        4
+    }
+
+    /// Writes its arguments; how many there are.
+    pub(crate) fn write_args(&self, out: &mut Vec<u8>) -> usize {
+        match *self {
+            Self::Renew(caller, lease) | Self::First(caller, lease) => {
+                caller.write_after(out, b"");
+                resp::number_word(out, lease);
+                2
             }
-        };
-        resp::word(words, what);
-        caller.write_after(words, b"");
-        resp::number_word(words, lease);
-        (suffixes.len(), 3)
+            Self::Leave(caller, token) => {
+                caller.write_after(out, format!("{:016} ", token.get()).as_bytes());
+                1
+            }
+        }
     }
 }
 

@@ -72,7 +72,8 @@ impl RedisSession {
         let haste = if prior == Prior::Held { Haste::Leisure } else { Haste::Now };
         let usual = match prior {
             Prior::Nothing if self.place == 0 => Some(Usual::First(caller, total)),
-            Prior::Held => Some(Usual::Renew(caller, total)),
+            // Behind a release that nobody heard of, not before it.
+            Prior::Held if !self.left => Some(Usual::Renew(caller, total)),
             _ => None,
         };
         let call = Invocation::new(Script::Contend, &self.claim.mutex, &args);

@@ -4,11 +4,12 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use common::{Admin, Store, long};
+use common::{Admin, Store, long, soon};
 use futures_util::future::join_all;
 use simba_core::{
     Answer, Backend as _, Claim, ContenderId, ErrorKind, FencingToken, Holding, MutexName, Prior, Result,
@@ -174,16 +175,87 @@ async fn a_shared_release_wakes_who_waits() {
     for answer in contend(&mut waiters, Prior::Nothing).await {
         assert!(matches!(answer.unwrap(), Answer::Held(_)));
     }
+    // The first change is that there will be more.
+    join_all(waiters.iter_mut().map(|waiter| waiter.changed())).await;
+    for answer in contend(&mut waiters, Prior::Nothing).await {
+        assert!(matches!(answer.unwrap(), Answer::Held(_)));
+    }
     release(&mut sessions, &held).await.into_iter().for_each(|freed| freed.unwrap());
-    join_all(waiters.iter_mut().map(|waiter| async {
-        loop {
-            waiter.changed().await.unwrap();
-            if let Answer::Ours(_) = waiter.contend(Prior::Nothing).await.unwrap() {
-                break;
+    soon("everyone is woken", join_all(waiters.iter_mut().map(|waiter| waiter.changed()))).await;
+    tokens(contend(&mut waiters, Prior::Nothing).await);
+}
+
+/// What is promised to one is not to be had by another, also where many look at once.
+#[tokio::test]
+async fn what_is_promised_to_another_is_left_to_it() {
+    let store = store();
+    let (backend, mut admin) = (store.backend().await, store.admin());
+    let mut sessions = sessions(&backend).await;
+    for n in (0..MANY).step_by(5) {
+        admin.ask(&["SET", &key(n, ":turn"), "peer@host", "PX", "60000"]);
+    }
+    for (n, answer) in contend(&mut sessions, Prior::Nothing).await.into_iter().enumerate() {
+        match answer.unwrap() {
+            Answer::Vacant => assert_eq!(n % 5, 0),
+            Answer::Ours(_) => assert_ne!(n % 5, 0),
+            Answer::Held(seen) => panic!("{n} is held by {}", seen.owner),
+        }
+    }
+}
+
+/// Renewals, releases and first looks at once: each gets its own reply, and each its own exception.
+#[tokio::test]
+async fn calls_of_every_kind_share_a_script() {
+    let store = store();
+    let (backend, other, mut admin) = (store.backend().await, store.backend().await, store.admin());
+    let (mut sessions, mut waiters) = (sessions(&backend).await, sessions(&other).await);
+    // Those of each kind come one by one between those of the others; some of each are not the usual case.
+    let (renewed, left) = (|n: usize| n.is_multiple_of(3), |n: usize| n % 3 == 1);
+    let strange = |n: usize| n.is_multiple_of(7);
+    let held = |n: &usize| renewed(*n) || left(*n);
+    let holders = sessions.iter_mut().enumerate().filter(|(n, _)| held(n));
+    let first = tokens(join_all(holders.map(|(_, session)| session.contend(Prior::Nothing))).await);
+    let first: HashMap<usize, FencingToken> = (0..MANY).filter(held).zip(first).collect();
+    for n in (0..MANY).filter(|n| strange(*n)) {
+        match n {
+            n if left(n) => drop(waiters[n].contend(Prior::Nothing).await.unwrap()),
+            n => drop(admin.ask(&["SET", &key(n, ""), "peer@host", "PX", "60000"])),
+        }
+    }
+    let before = calls(&mut admin);
+    let all = sessions.iter_mut().enumerate().map(|(n, session)| {
+        let token = first.get(&n).copied();
+        async move {
+            match token {
+                Some(_) if renewed(n) => session.contend(Prior::Held).await.map(Some),
+                Some(token) => session.release(Holding::Under(token)).await.map(|()| None),
+                None => session.contend(Prior::Nothing).await.map(Some),
             }
         }
-    }))
-    .await;
+    });
+    for (n, answer) in join_all(all).await.into_iter().enumerate() {
+        match answer.unwrap() {
+            None => assert!(left(n)),
+            Some(Answer::Ours(ours)) if renewed(n) => assert_eq!(ours.token, first.get(&n).copied(), "{n}"),
+            Some(Answer::Ours(ours)) => assert!(!strange(n) && ours.token.is_some(), "{n}"),
+            Some(Answer::Held(seen)) => assert_eq!((strange(n), seen.owner.as_str()), (true, "peer@host")),
+            Some(Answer::Vacant) => panic!("{n} is held"),
+        }
+    }
+    let made = calls(&mut admin) - before;
+    assert!(made < MANY as u64 / 2, "{made} calls for {MANY}");
+    for n in (0..MANY).filter(|n| left(*n)) {
+        let next = match strange(n) {
+            true => waiters[n].contend(Prior::Nothing).await,
+            false => other_than(&other, n).await,
+        };
+        assert!(matches!(next.unwrap(), Answer::Ours(_)), "{n} is free for who waited, or for anybody");
+    }
+}
+
+async fn other_than(backend: &RedisBackend, n: usize) -> Result<Answer> {
+    let claim = Claim::new(mutex(n), ContenderId::generate(), long());
+    backend.open(claim).await?.contend(Prior::Nothing).await
 }
 
 /// The order of two calls of one session is theirs, whatever they are sent with.

@@ -123,16 +123,49 @@ fn settle(begun: Begun, runtime: &Handle) -> State {
     State::Gone
 }
 
-/// The seat of a driver that rides with its caller. Dropping it gives the driver a task of its own.
+/// A place for a driver that rides with its caller. Empty while the caller carries it a step on.
+#[derive(Default)]
+struct Seat {
+    rider: Mutex<Option<Rider>>,
+}
+
+impl Seat {
+    fn leave(&self) -> Option<Rider> {
+        self.rider().take()
+    }
+
+    /// Gives the driver back if there is no seat for it: once a shutdown has begun, which looks at each only once.
+    fn take(&self, closing: &CancellationToken, rider: Rider) -> Option<Rider> {
+        let mut seat = self.rider();
+        if closing.is_cancelled() {
+            return Some(rider);
+        }
+        *seat = Some(rider);
+        None
+    }
+
+    /// Empties it if whoever is in it can go on by itself.
+    fn leave_to_go_on(&self) -> Option<Rider> {
+        self.rider().take_if(|rider| rider.can_go_on())
+    }
+
+    fn rider(&self) -> MutexGuard<'_, Option<Rider>> {
+        self.rider.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A driver that rides with its caller. Dropping it gives the driver a task of its own.
 pub(crate) struct Ride {
     core: Arc<Core>,
-    seat: u64,
+    seat: Arc<Seat>,
+    number: u64,
 }
 
 impl Ride {
     pub(crate) fn new(core: Arc<Core>, rider: Rider) -> Self {
-        let seat = core.rides.board();
-        let ride = Self { core, seat };
+        let seat = Arc::default();
+        let number = core.rides.board(Arc::clone(&seat));
+        let ride = Self { core, seat, number };
         ride.sit(rider);
         ride
     }
@@ -157,27 +190,38 @@ impl Ride {
     }
 
     fn turn_back(&self) {
-        if let Some(rider) = self.core.rides.leave(self.seat) {
+        if let Some(rider) = self.seat.leave() {
             self.sit(rider.end());
         }
     }
 
     fn carry(&self, context: &mut Context<'_>) -> Poll<()> {
         // A shutdown does not wait for callers: it lets their drivers go on by themselves.
-        let Some(mut rider) = self.core.rides.leave(self.seat) else { return Poll::Ready(()) };
+        let Some(mut rider) = self.seat.leave() else { return Poll::Ready(()) };
         let stepped = rider.poll(context);
         self.sit(rider);
         stepped
     }
 
-    fn sit(&self, rider: Rider) {
-        Rides::sit(&self.core, self.seat, rider);
+    fn sit(&self, mut rider: Rider) {
+        if matches!(rider.state, State::Gone) {
+            return;
+        }
+        let runtime = (rider.can_go_on() && !rider.noted).then(|| rider.runtime.clone());
+        rider.noted |= runtime.is_some();
+        if let Some(rider) = self.seat.take(&self.core.closing, rider) {
+            return rider.alight();
+        }
+        if let Some(runtime) = runtime {
+            Rides::wait(&self.core, &runtime, Arc::clone(&self.seat));
+        }
     }
 }
 
 impl Drop for Ride {
     fn drop(&mut self) {
-        if let Some(rider) = self.core.rides.leave(self.seat) {
+        self.core.rides.get_off(self.number);
+        if let Some(rider) = self.seat.leave() {
             rider.alight();
         }
     }
@@ -193,30 +237,27 @@ pub(crate) struct Rides {
 #[derive(Default)]
 struct Seats {
     next: u64,
-    taken: BTreeMap<u64, Rider>,
+    all: BTreeMap<u64, Arc<Seat>>,
     /// Who began to wait or to end when, in that order, on each runtime that has a [`Conductor`]. Most of them have
     /// left their seats by the time they come first.
-    waiting: HashMap<Id, VecDeque<(Moment, u64)>>,
+    waiting: HashMap<Id, VecDeque<(Moment, Arc<Seat>)>>,
 }
 
 impl Rides {
-    fn board(&self) -> u64 {
+    fn board(&self, seat: Arc<Seat>) -> u64 {
         let mut seats = self.seats();
         seats.next += 1;
-        seats.next
+        let number = seats.next;
+        seats.all.insert(number, seat);
+        number
     }
 
-    /// Takes a seat. Once a shutdown has begun, which looks at the seats only once, there are none.
-    fn sit(core: &Arc<Core>, seat: u64, mut rider: Rider) {
-        if matches!(rider.state, State::Gone) {
-            return;
-        }
-        let runtime = (rider.can_go_on() && !rider.noted).then(|| rider.runtime.clone());
-        rider.noted |= runtime.is_some();
-        if let Some(rider) = core.rides.take_seat(&core.closing, seat, rider) {
-            return rider.alight();
-        }
-        let Some(runtime) = runtime else { return };
+    fn get_off(&self, number: u64) {
+        self.seats().all.remove(&number);
+    }
+
+    /// Whoever is in this seat waits or ends from now on, on this runtime.
+    fn wait(core: &Arc<Core>, runtime: &Handle, seat: Arc<Seat>) {
         if core.rides.is_first_to_wait(runtime.id(), core.clock.now(), seat) {
             let conductor =
                 Conductor { rides: Arc::clone(&core.rides), runtime: runtime.id(), on_duty: true };
@@ -227,41 +268,27 @@ impl Rides {
         }
     }
 
-    /// Gives the driver back if there is no seat for it.
-    fn take_seat(&self, closing: &CancellationToken, seat: u64, rider: Rider) -> Option<Rider> {
-        let mut seats = self.seats();
-        if closing.is_cancelled() {
-            return Some(rider);
-        }
-        seats.taken.insert(seat, rider);
-        None
-    }
-
     /// Whether nobody looks after those yet who wait on this runtime.
-    fn is_first_to_wait(&self, runtime: Id, now: Moment, seat: u64) -> bool {
+    fn is_first_to_wait(&self, runtime: Id, now: Moment, seat: Arc<Seat>) -> bool {
         let mut seats = self.seats();
         let unattended = !seats.waiting.contains_key(&runtime);
         seats.waiting.entry(runtime).or_default().push_back((now, seat));
         unattended
     }
 
-    fn leave(&self, seat: u64) -> Option<Rider> {
-        self.seats().taken.remove(&seat)
-    }
-
     /// Empties all seats, after the shutdown has begun.
     pub(crate) fn leave_all(&self) {
-        let riders = std::mem::take(&mut self.seats().taken);
-        riders.into_values().for_each(Rider::alight);
+        let seats: Vec<_> = self.seats().all.values().cloned().collect();
+        seats.iter().filter_map(|seat| seat.leave()).for_each(Rider::alight);
     }
 
     /// Gives everyone on this runtime a task who has waited since `then`; whether others wait there.
     fn wake(&self, runtime: Id, then: Moment) -> bool {
         let mut seats = self.seats();
-        let riders = seats.waited(runtime, then);
+        let waited = seats.waited(runtime, then);
         let attended = seats.waiting.contains_key(&runtime);
         drop(seats);
-        riders.into_iter().for_each(Rider::alight);
+        waited.iter().filter_map(|seat| seat.leave_to_go_on()).for_each(Rider::alight);
         attended
     }
 
@@ -271,20 +298,15 @@ impl Rides {
 }
 
 impl Seats {
-    /// Takes everyone out who has waited on this runtime since `then`.
-    fn waited(&mut self, runtime: Id, then: Moment) -> Vec<Rider> {
-        let mut riders = Vec::new();
-        let Some(waiting) = self.waiting.get_mut(&runtime) else { return riders };
-        while let Some((_, seat)) = waiting.front().copied().filter(|(since, _)| *since <= then) {
-            waiting.pop_front();
-            if self.taken.get(&seat).is_some_and(Rider::can_go_on) {
-                riders.extend(self.taken.remove(&seat));
-            }
-        }
+    /// The seats where somebody waited on this runtime since `then`.
+    fn waited(&mut self, runtime: Id, then: Moment) -> Vec<Arc<Seat>> {
+        let Some(waiting) = self.waiting.get_mut(&runtime) else { return Vec::new() };
+        let count = waiting.partition_point(|(since, _)| *since <= then);
+        let waited = waiting.drain(..count).map(|(_, seat)| seat).collect();
         if waiting.is_empty() {
             self.waiting.remove(&runtime);
         }
-        riders
+        waited
     }
 }
 
