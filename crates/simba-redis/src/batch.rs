@@ -10,8 +10,8 @@ use crate::scripts::{Digests, Script, Usual};
 #[derive(Default)]
 pub(crate) struct Batch {
     digest: String,
-    /// In the order of the script: renewals, releases, first looks. Two calls of one session that are in here
-    /// together come in that order too.
+    /// In the order of the script: renewals, releases, first looks. Sessions share no call that would have to come
+    /// behind one of a later kind.
     kinds: [Kind; 3],
 }
 

@@ -101,7 +101,7 @@ impl Pipe {
     ///
     /// # Cancel safety
     ///
-    /// As [`call`](Self::call); but what is to be made by itself was not made.
+    /// As [`call`](Self::call); but what is to be made by itself need not have been made.
     pub(crate) async fn invoke(&self, call: &Invocation<'_>, digests: Option<&Digests>) -> Result<Reply> {
         let (slot, reply) = oneshot::channel();
         self.hand_in(call, digests, Some(slot))?;

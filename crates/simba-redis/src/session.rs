@@ -72,7 +72,7 @@ impl RedisSession {
         let haste = if prior == Prior::Held { Haste::Leisure } else { Haste::Now };
         let usual = match prior {
             Prior::Nothing if self.place == 0 => Some(Usual::First(caller, total)),
-            // Behind a release that nobody heard of, not before it.
+            // Renewals go before the releases of a batch, and one of ours may be in it.
             Prior::Held if !self.left => Some(Usual::Renew(caller, total)),
             _ => None,
         };

@@ -126,31 +126,41 @@ fn settle(begun: Begun, runtime: &Handle) -> State {
 /// A place for a driver that rides with its caller. Empty while the caller carries it a step on.
 #[derive(Default)]
 struct Seat {
-    rider: Mutex<Option<Rider>>,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    rider: Option<Box<Rider>>,
+    /// The [`Conductor`] came by while nobody was here, and does not come again.
+    missed: bool,
 }
 
 impl Seat {
-    fn leave(&self) -> Option<Rider> {
-        self.rider().take()
+    fn leave(&self) -> Option<Box<Rider>> {
+        self.taken().rider.take()
     }
 
-    /// Gives the driver back if there is no seat for it: once a shutdown has begun, which looks at each only once.
-    fn take(&self, closing: &CancellationToken, rider: Rider) -> Option<Rider> {
-        let mut seat = self.rider();
-        if closing.is_cancelled() {
+    /// Gives the driver back if there is no seat for it any more: once a shutdown has begun, which looks at each only
+    /// once, and once the conductor has come in vain.
+    fn take(&self, closing: &CancellationToken, rider: Box<Rider>) -> Option<Box<Rider>> {
+        let mut taken = self.taken();
+        if closing.is_cancelled() || taken.missed && rider.can_go_on() {
             return Some(rider);
         }
-        *seat = Some(rider);
+        taken.rider = Some(rider);
         None
     }
 
-    /// Empties it if whoever is in it can go on by itself.
-    fn leave_to_go_on(&self) -> Option<Rider> {
-        self.rider().take_if(|rider| rider.can_go_on())
+    /// The same as [`leave`](Self::leave), for the conductor.
+    fn vacate(&self) -> Option<Box<Rider>> {
+        let mut taken = self.taken();
+        taken.missed = taken.rider.is_none();
+        taken.rider.take()
     }
 
-    fn rider(&self) -> MutexGuard<'_, Option<Rider>> {
-        self.rider.lock().unwrap_or_else(PoisonError::into_inner)
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -166,7 +176,7 @@ impl Ride {
         let seat = Arc::default();
         let number = core.rides.board(Arc::clone(&seat));
         let ride = Self { core, seat, number };
-        ride.sit(rider);
+        ride.sit(Box::new(rider));
         ride
     }
 
@@ -191,7 +201,7 @@ impl Ride {
 
     fn turn_back(&self) {
         if let Some(rider) = self.seat.leave() {
-            self.sit(rider.end());
+            self.sit(Box::new(rider.end()));
         }
     }
 
@@ -203,7 +213,7 @@ impl Ride {
         stepped
     }
 
-    fn sit(&self, mut rider: Rider) {
+    fn sit(&self, mut rider: Box<Rider>) {
         if matches!(rider.state, State::Gone) {
             return;
         }
@@ -213,7 +223,7 @@ impl Ride {
             return rider.alight();
         }
         if let Some(runtime) = runtime {
-            Rides::wait(&self.core, &runtime, Arc::clone(&self.seat));
+            Rides::wait(&self.core, &runtime, self.number);
         }
     }
 }
@@ -240,7 +250,7 @@ struct Seats {
     all: BTreeMap<u64, Arc<Seat>>,
     /// Who began to wait or to end when, in that order, on each runtime that has a [`Conductor`]. Most of them have
     /// left their seats by the time they come first.
-    waiting: HashMap<Id, VecDeque<(Moment, Arc<Seat>)>>,
+    waiting: HashMap<Id, VecDeque<(Moment, u64)>>,
 }
 
 impl Rides {
@@ -257,8 +267,8 @@ impl Rides {
     }
 
     /// Whoever is in this seat waits or ends from now on, on this runtime.
-    fn wait(core: &Arc<Core>, runtime: &Handle, seat: Arc<Seat>) {
-        if core.rides.is_first_to_wait(runtime.id(), core.clock.now(), seat) {
+    fn wait(core: &Arc<Core>, runtime: &Handle, number: u64) {
+        if core.rides.is_first_to_wait(runtime.id(), &*core.clock, number) {
             let conductor =
                 Conductor { rides: Arc::clone(&core.rides), runtime: runtime.id(), on_duty: true };
             runtime.spawn(conductor.walk(Arc::clone(&core.clock)));
@@ -269,17 +279,18 @@ impl Rides {
     }
 
     /// Whether nobody looks after those yet who wait on this runtime.
-    fn is_first_to_wait(&self, runtime: Id, now: Moment, seat: Arc<Seat>) -> bool {
+    fn is_first_to_wait(&self, runtime: Id, clock: &dyn Clock, number: u64) -> bool {
         let mut seats = self.seats();
         let unattended = !seats.waiting.contains_key(&runtime);
-        seats.waiting.entry(runtime).or_default().push_back((now, seat));
+        let now = clock.now();
+        seats.waiting.entry(runtime).or_default().push_back((now, number));
         unattended
     }
 
     /// Empties all seats, after the shutdown has begun.
     pub(crate) fn leave_all(&self) {
         let seats: Vec<_> = self.seats().all.values().cloned().collect();
-        seats.iter().filter_map(|seat| seat.leave()).for_each(Rider::alight);
+        seats.iter().filter_map(|seat| seat.leave()).for_each(|rider| rider.alight());
     }
 
     /// Gives everyone on this runtime a task who has waited since `then`; whether others wait there.
@@ -288,7 +299,12 @@ impl Rides {
         let waited = seats.waited(runtime, then);
         let attended = seats.waiting.contains_key(&runtime);
         drop(seats);
-        waited.iter().filter_map(|seat| seat.leave_to_go_on()).for_each(Rider::alight);
+        for (number, seat) in waited {
+            if let Some(rider) = seat.vacate() {
+                self.get_off(number);
+                rider.alight();
+            }
+        }
         attended
     }
 
@@ -298,11 +314,12 @@ impl Rides {
 }
 
 impl Seats {
-    /// The seats where somebody waited on this runtime since `then`.
-    fn waited(&mut self, runtime: Id, then: Moment) -> Vec<Arc<Seat>> {
+    /// The seats of those who have waited on this runtime since `then`, and still ride.
+    fn waited(&mut self, runtime: Id, then: Moment) -> Vec<(u64, Arc<Seat>)> {
         let Some(waiting) = self.waiting.get_mut(&runtime) else { return Vec::new() };
         let count = waiting.partition_point(|(since, _)| *since <= then);
-        let waited = waiting.drain(..count).map(|(_, seat)| seat).collect();
+        let ride = |(_, number)| Some((number, Arc::clone(self.all.get(&number)?)));
+        let waited = waiting.drain(..count).filter_map(ride).collect();
         if waiting.is_empty() {
             self.waiting.remove(&runtime);
         }
@@ -333,5 +350,29 @@ impl Drop for Conductor {
         if self.on_duty {
             self.rides.wake(self.runtime, Moment::ZERO + Duration::MAX);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+
+    /// Nobody would ever give it a task, and nothing would renew what it holds.
+    #[tokio::test]
+    async fn whoever_was_away_when_the_conductor_came_does_not_sit_down_to_wait() {
+        let (seat, open) = (Seat::default(), CancellationToken::new());
+        let rider = |state| {
+            let (runtime, token) = (Handle::current(), TaskTracker::new().token());
+            Box::new(Rider { state, runtime, token, carrier: None, noted: true })
+        };
+        let ends = || rider(State::Ends(Box::pin(std::future::pending())));
+        assert!(seat.take(&open, ends()).is_none(), "there is a seat");
+        let away = seat.leave().unwrap();
+        assert!(seat.vacate().is_none());
+        assert!(seat.take(&open, away).is_some(), "it goes on by itself");
+        let begins = rider(State::Begins(Box::pin(std::future::pending())));
+        assert!(seat.take(&open, begins).is_none(), "its caller still waits for its first call");
     }
 }

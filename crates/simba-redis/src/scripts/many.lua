@@ -1,12 +1,12 @@
 -- The usual cases of many calls: a call of a script costs the server as much as all that it does for one of them, and
--- a command for all of them hardly more than one for each.
+-- a command about all of them hardly more than about one.
 -- KEYS: mutex and fence of each renewal, of each release, of each first look; queue and turn of each release, of each
 -- first look. ARGV: how many renewals, releases and first looks; caller and lease in ms of each renewal; token and
 -- caller of each release; caller and lease in ms of each first look: where the caller is what the fence says of it, 29
 -- characters and its id.
 -- Returns for each, in the order of the keys, what its own script would (the token as text, 1 for a release), or false
--- where it is not the usual case: nothing was done, and it is to be called by itself. No function is made, and nothing
--- is called that may fail for one and not for all.
+-- where it is not the usual case: nothing was done, and it is to be called by itself; after an error, each is, whatever
+-- was done. No function is made.
 local call, sub = redis.call, string.sub
 local renewals = tonumber(ARGV[1])
 local held = renewals + tonumber(ARGV[2])
@@ -29,20 +29,20 @@ for n = 1, renewals do
   replies[n], word = reply, word + 2
 end
 
-local gone, freed = {}, 0
+local gone, ids, freed = {}, {}, 0
 for n = renewals + 1, held do
   local key, last, reply = 2 * n - 1, ARGV[word], false
   local id = sub(last, 47)
   if values[key] == id and values[key + 1] == last
     and not (waited and call('EXISTS', KEYS[key + behind], KEYS[key + behind + 1]) > 0) then
     freed = freed + 1
-    gone[freed] = KEYS[key]
-    call('PUBLISH', KEYS[key] .. ':owner', 'released@@' .. id)
+    gone[freed], ids[freed] = KEYS[key], id
     reply = 1
   end
   replies[n], word = reply, word + 1
 end
 if freed > 0 then call('DEL', unpack(gone)) end
+for n = 1, freed do call('PUBLISH', gone[n] .. ':owner', 'released@@' .. ids[n]) end
 
 local stamp
 for n = held + 1, all do
