@@ -13,6 +13,8 @@ pub(crate) struct Batch {
     /// In the order of the script: renewals, releases, first looks. Sessions share no call that would have to come
     /// behind one of a later kind.
     kinds: [Kind; 3],
+    /// How many keys all of them have, and how many arguments.
+    counts: (usize, usize),
 }
 
 /// The calls of one kind, as words of a command.
@@ -23,10 +25,6 @@ struct Kind {
     /// Of who waits for the mutex.
     waiting: Vec<u8>,
     args: Vec<u8>,
-    /// How many words all that is.
-    words: usize,
-    /// How many of them are keys.
-    key_words: usize,
     slots: Vec<Slot>,
 }
 
@@ -51,17 +49,15 @@ impl Batch {
             self.digest.clone_from(&digests[Script::Many as usize]);
         }
         let kind = &mut self.kinds[usual.kind()];
-        let keys = usual.write_keys(mutex, &mut kind.keys, &mut kind.waiting);
-        kind.words += keys + usual.write_args(&mut kind.args);
-        kind.key_words += keys;
+        self.counts.0 += usual.write_keys(mutex, &mut kind.keys, &mut kind.waiting);
+        self.counts.1 += usual.write_args(&mut kind.args);
         kind.slots.push(slot);
     }
 
     /// Writes it as one command, and is empty again; who waits, in the order of the replies.
     pub(crate) fn write(&mut self, out: &mut Vec<u8>) -> Vec<Slot> {
-        let sum = |what: fn(&Kind) -> usize| self.kinds.iter().map(what).sum::<usize>();
-        let (words, keys) = (sum(|kind| kind.words), sum(|kind| kind.key_words));
-        resp::begin(out, 3 + self.kinds.len() + words);
+        let (keys, args) = std::mem::take(&mut self.counts);
+        resp::begin(out, 3 + keys + self.kinds.len() + args);
         resp::word(out, b"EVALSHA");
         resp::word(out, self.digest.as_bytes());
         resp::number_word(out, keys as u64);
@@ -72,7 +68,6 @@ impl Batch {
         for kind in &mut self.kinds {
             out.append(&mut kind.args);
             slots.append(&mut kind.slots);
-            (kind.words, kind.key_words) = (0, 0);
         }
         slots
     }

@@ -166,7 +166,7 @@ async fn pair() -> (Store, Store, FaultProxy) {
 async fn caught_up(master: &Store) {
     let mut admin = master.admin();
     until("the replica is in step", || {
-        admin.ask(&["SET", "written-at-last", "1"]);
+        assert_eq!(admin.ask(&["SET", "written-at-last", "1"]), Reply::Status("OK".into()));
         admin.int(&["WAIT", "1", "100"]) == 1
     })
     .await;
@@ -190,13 +190,18 @@ async fn row_33_a_failover_that_loses_writes_loses_no_token() {
     }
 }
 
+/// Whose acquisitions count when a replica has them, once there is one in step.
+async fn waiting_for_a_replica(master: &Store) -> RedisBackend {
+    caught_up(master).await;
+    master.admin().admit();
+    let waiting = master.clone().with_keys("wait_replicas=1&wait_timeout=1s");
+    RedisBackend::connect(waiting.config(master.address)).await.unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_33_an_acquisition_that_no_replica_has_is_given_back() {
     let (master, _replica, link) = pair().await;
-    caught_up(&master).await;
-    master.admin().admit();
-    let waiting = master.clone().with_keys("wait_replicas=1&wait_timeout=1s");
-    let simba = simba(RedisBackend::connect(waiting.config(master.address)).await.unwrap(), long());
+    let simba = simba(waiting_for_a_replica(&master).await, long());
     for _ in 0..rounds() {
         let mutex = name();
         let locker = simba.locker(mutex.clone()).with_patience(Duration::ZERO);
@@ -241,10 +246,7 @@ async fn row_33_an_acquisition_that_is_found_later_needs_its_replicas_too() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_33_a_renewal_that_no_replica_has_is_not_given_back() {
     let (master, _replica, link) = pair().await;
-    caught_up(&master).await;
-    master.admin().admit();
-    let waiting = master.clone().with_keys("wait_replicas=1&wait_timeout=1s");
-    let backend = RedisBackend::connect(waiting.config(master.address)).await.unwrap();
+    let backend = waiting_for_a_replica(&master).await;
     let (mutex, mut admin) = (name(), master.admin());
     let key = format!("simba:{{{mutex}}}");
     let mut session = backend.open(Claim::new(mutex, ContenderId::generate(), long())).await.unwrap();

@@ -51,6 +51,11 @@ async fn release(sessions: &mut [Box<dyn Session>], tokens: &[FencingToken]) -> 
     join_all(calls.map(|(session, token)| session.release(Holding::Under(*token)))).await
 }
 
+async fn changed(sessions: &mut [Box<dyn Session>]) {
+    let all = join_all(sessions.iter_mut().map(|session| session.changed()));
+    soon("everyone is told", all).await.into_iter().for_each(|changed| changed.unwrap());
+}
+
 fn tokens(answers: Vec<Result<Answer>>) -> Vec<FencingToken> {
     let token = |answer: Result<Answer>| match answer.unwrap() {
         Answer::Ours(ours) => ours.token.unwrap(),
@@ -176,12 +181,12 @@ async fn a_shared_release_wakes_who_waits() {
         assert!(matches!(answer.unwrap(), Answer::Held(_)));
     }
     // The first change is that there will be more.
-    join_all(waiters.iter_mut().map(|waiter| waiter.changed())).await;
+    changed(&mut waiters).await;
     for answer in contend(&mut waiters, Prior::Nothing).await {
         assert!(matches!(answer.unwrap(), Answer::Held(_)));
     }
     release(&mut sessions, &held).await.into_iter().for_each(|freed| freed.unwrap());
-    soon("everyone is woken", join_all(waiters.iter_mut().map(|waiter| waiter.changed()))).await;
+    changed(&mut waiters).await;
     tokens(contend(&mut waiters, Prior::Nothing).await);
 }
 

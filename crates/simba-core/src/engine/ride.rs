@@ -81,12 +81,12 @@ impl Rider {
     }
 
     /// Who waits gives the mutex back next.
-    fn end(self) -> Self {
-        let state = match self.state {
+    fn end(&mut self) {
+        self.state = match std::mem::replace(&mut self.state, State::Gone) {
             State::Waits(begun) => State::Ends(Box::pin(begun.finish())),
             state => state,
         };
-        Self { state, noted: false, ..self }
+        self.noted = false;
     }
 
     /// Whether the caller has been told all that he waits for, or should have been by now.
@@ -152,7 +152,7 @@ impl Seat {
         None
     }
 
-    /// The same as [`leave`](Self::leave), for the conductor.
+    /// The same as [`leave`](Self::leave), for the conductor, who notes if nobody is here.
     fn vacate(&self) -> Option<Box<Rider>> {
         let mut taken = self.taken();
         taken.missed = taken.rider.is_none();
@@ -200,8 +200,9 @@ impl Ride {
     }
 
     fn turn_back(&self) {
-        if let Some(rider) = self.seat.leave() {
-            self.sit(Box::new(rider.end()));
+        if let Some(mut rider) = self.seat.leave() {
+            rider.end();
+            self.sit(rider);
         }
     }
 
