@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::workspace::Workspace;
-use crate::{servers, step};
+use crate::{servers, step, suites};
 
 /// Runs every test that is named after a row of the matrix, each fault `rounds` times.
 pub(crate) fn faults(workspace: Workspace, rounds: u32) -> Result<()> {
@@ -11,7 +11,7 @@ pub(crate) fn faults(workspace: Workspace, rounds: u32) -> Result<()> {
     servers::around(workspace, |workspace| {
         let mut command =
             workspace.cargo("test --locked --workspace --all-features --no-fail-fast --tests -- row_");
-        command.env("RUST_TEST_THREADS", "8").env("SIMBA_FAULT_ROUNDS", rounds.to_string());
+        command.env(suites::AT_ONCE.0, suites::AT_ONCE.1).env("SIMBA_FAULT_ROUNDS", rounds.to_string());
         step::run(&mut command)
     })
 }

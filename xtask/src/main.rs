@@ -4,12 +4,14 @@
 
 mod args;
 mod bench;
+mod built;
 mod deny;
 mod examples;
 mod faults;
 mod servers;
 mod simulation;
 mod step;
+mod suites;
 mod test;
 mod workspace;
 

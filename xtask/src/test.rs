@@ -4,14 +4,13 @@ use anyhow::Result;
 
 use crate::step::{self, Step, Verdict};
 use crate::workspace::Workspace;
-use crate::{deny, examples, servers, simulation};
+use crate::{deny, examples, servers, simulation, suites};
 
 const STEPS: &[Step] = &[
     Step { name: "fmt", quick: true, run: fmt },
     Step { name: "clippy", quick: true, run: clippy },
     Step { name: "features", quick: false, run: features },
     Step { name: "tests", quick: true, run: tests },
-    Step { name: "stores", quick: false, run: stores },
     Step { name: "doctests", quick: true, run: doctests },
     Step { name: "examples", quick: true, run: examples::run_all },
     Step { name: "outside backend", quick: false, run: outside_backend },
@@ -21,12 +20,6 @@ const STEPS: &[Step] = &[
     Step { name: "deny", quick: false, run: deny::step },
     Step { name: "msrv", quick: false, run: msrv },
 ];
-
-/// The packages whose tests need servers.
-const STORES: &[&str] = &["simba-mysql", "simba-postgres", "simba-redis", "simba-zookeeper"];
-
-/// Most tests of a store wait for a lease to end: more of them at once than there are cores.
-const AT_ONCE: (&str, &str) = ("RUST_TEST_THREADS", "8");
 
 /// Runs all steps with the servers that they need, or those that belong before every commit, which need none.
 pub(crate) fn test(workspace: Workspace, quick: bool) -> Result<()> {
@@ -47,28 +40,16 @@ fn clippy(workspace: &Workspace) -> Result<Verdict> {
     cargo(workspace, "clippy --locked --workspace --all-targets --all-features -- -D warnings")
 }
 
+/// The core, and the stores with a server, without what the rest of the workspace turns on.
 fn features(workspace: &Workspace) -> Result<Verdict> {
-    cargo(workspace, "check --locked -p simba-core --no-default-features")
-}
-
-fn tests(workspace: &Workspace) -> Result<Verdict> {
-    // Not `--all-targets`, which would run the benchmarks too.
-    let mut command = workspace
-        .cargo("test --locked --no-fail-fast --workspace --all-features --lib --bins --tests --examples");
-    command.args(STORES.iter().flat_map(|package| ["--exclude", package])).env(AT_ONCE.0, AT_ONCE.1);
-    if !workspace.has_variables() {
-        // The quick run starts no server; what the command does on servers belongs to the whole run.
-        command.args(["--", "--skip", "redis::row_", "--skip", "postgres::row_", "--skip", "on_servers::"]);
-    }
-    step::run(&mut command)?;
+    cargo(workspace, "check --locked -p simba-core --no-default-features")?;
+    let mut stores = workspace.cargo("check --locked");
+    step::run(stores.args(suites::STORES.iter().flat_map(|package| ["-p", package])))?;
     Ok(Verdict::Passed)
 }
 
-/// The tests of the stores with a server, against real ones.
-fn stores(workspace: &Workspace) -> Result<Verdict> {
-    let mut command = workspace.cargo("test --locked --no-fail-fast --all-features --lib --tests");
-    command.args(STORES.iter().flat_map(|package| ["-p", package])).env(AT_ONCE.0, AT_ONCE.1);
-    step::run(&mut command)?;
+fn tests(workspace: &Workspace) -> Result<Verdict> {
+    suites::run_all(workspace)?;
     Ok(Verdict::Passed)
 }
 

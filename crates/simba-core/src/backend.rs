@@ -86,7 +86,7 @@ pub trait Session: Send + 'static {
     /// An error says that the outcome is unknown, never that somebody else holds the mutex.
     async fn contend(&mut self, prior: Prior) -> Result<Answer>;
 
-    /// Reports who owns the mutex, changing nothing.
+    /// Reports who owns the mutex, and changes nothing of that.
     ///
     /// # Errors
     ///
@@ -166,7 +166,7 @@ pub enum Intent {
     Try,
     /// Waits its turn.
     Queue,
-    /// Only looks: such a session inspects, and its hints tell of every change of owner.
+    /// Only looks: such a session inspects, and its hints tell of every change of owner since its last look.
     Observe,
 }
 

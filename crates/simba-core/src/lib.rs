@@ -65,6 +65,7 @@
 pub mod backend;
 pub mod blocking;
 pub mod clock;
+mod closing;
 mod contention;
 mod engine;
 mod error;

@@ -112,7 +112,7 @@ impl Locker {
     /// the store has answered once it goes on only while it is polled; from then on a waiter keeps its place, and
     /// a winner its mutex, in the background.
     pub async fn lock(&self) -> Result<Guard> {
-        let began = self.core.clock.now();
+        let began = self.begin();
         let guard = self.attempt(Mode::Once(self.patience()))?.guard().await?.ok_or_else(|| self.closed())?;
         self.waited_since(began);
         Ok(guard)
@@ -131,7 +131,7 @@ impl Locker {
     /// As for [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<Guard>> {
         let guard = self.attempt(Mode::Try)?.guard().await?;
-        if guard.is_none() && self.core.closing.is_cancelled() {
+        if guard.is_none() && self.core.closing.has_begun() {
             return Err(self.closed());
         }
         Ok(guard)
@@ -153,7 +153,7 @@ impl Locker {
             let link = attempt.hold.link.clone();
             return attempt.guard().await?.ok_or_else(|| self.timed_out(&link, timeout));
         }
-        let began = self.core.clock.now();
+        let began = self.begin();
         let attempt = self.attempt(Mode::Once(self.patience().max(timeout)))?;
         match within(&*self.core.clock, timeout, attempt.acquired()).await {
             Some(Ok(_)) => {}
@@ -167,8 +167,15 @@ impl Locker {
         Ok(guard)
     }
 
-    fn waited_since(&self, began: Moment) {
-        telemetry::waited(self.core.backend.name(), self.core.clock.now() - began);
+    /// When a wait that is measured began.
+    fn begin(&self) -> Option<Moment> {
+        telemetry::ON.then(|| self.core.clock.now())
+    }
+
+    fn waited_since(&self, began: Option<Moment>) {
+        if let Some(began) = began {
+            telemetry::waited(self.core.backend.name(), self.core.clock.now() - began);
+        }
     }
 
     /// Who held the mutex when this locker last looked.

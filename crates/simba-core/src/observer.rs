@@ -164,11 +164,11 @@ struct Watch {
 
 impl Watch {
     async fn run(mut self, stop: CancellationToken) {
-        let closing = self.core.closing.clone();
+        let core = Arc::clone(&self.core);
         tokio::select! {
             biased;
             () = stop.cancelled() => {}
-            () = closing.cancelled() => {}
+            () = core.closing.begins() => {}
             () = self.look_for_ever() => {}
         }
     }

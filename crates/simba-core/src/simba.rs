@@ -5,12 +5,12 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::runtime::Handle;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::backend::Backend;
 use crate::clock::{Clock, Moment, SystemClock, within};
+use crate::closing::Closing;
 use crate::contention::Contention;
 use crate::engine::Rides;
 use crate::error::{Error, ErrorKind, Result};
@@ -49,7 +49,7 @@ pub struct Simba {
 pub(crate) struct Core {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) closing: CancellationToken,
+    pub(crate) closing: Closing,
     pub(crate) rides: Arc<Rides>,
     tasks: TaskTracker,
     runtime: Option<Handle>,
@@ -100,7 +100,7 @@ impl SimbaBuilder {
         let core = Core {
             backend,
             clock,
-            closing: CancellationToken::new(),
+            closing: Closing::default(),
             rides: Arc::default(),
             tasks: TaskTracker::new(),
             runtime,
@@ -211,7 +211,7 @@ impl Simba {
     ///
     /// A dropped call goes on in the background except for closing the connections; call it again.
     pub async fn shutdown(&self) {
-        self.core.closing.cancel();
+        self.core.closing.begin();
         self.core.rides.leave_all();
         self.core.tasks.close();
         self.core.tasks.wait().await;
@@ -244,7 +244,7 @@ impl Core {
     }
 
     fn refuse_when_closed(&self) -> Result<()> {
-        if self.closing.is_cancelled() {
+        if self.closing.has_begun() {
             return Err(
                 Error::new(ErrorKind::Closed, "the handle was shut down").with_backend(self.backend.name())
             );

@@ -7,6 +7,9 @@ use std::time::Duration;
 use crate::error::ErrorKind;
 use crate::tenure::Loss;
 
+/// Whether anything is measured: where it is not, nobody needs to ask what time it is.
+pub(crate) const ON: bool = cfg!(feature = "metrics");
+
 /// A locker got the mutex after this long.
 pub(crate) fn waited(backend: &'static str, time: Duration) {
     observe("simba_wait_seconds", backend, time);

@@ -17,12 +17,12 @@ use simba_core::{
     SystemClock, Tenure, View,
 };
 
-/// The renewal comes at 200 ms of 500, which leaves room for a noisy machine.
+/// The renewal comes at 400 ms of a second, which leaves room for a machine that stands still for half of one.
 fn lease() -> Lease {
-    Lease::new(ms(300), ms(200)).unwrap()
+    Lease::new(ms(600), ms(400)).unwrap()
 }
 
-const TOTAL: Duration = ms(500);
+const TOTAL: Duration = ms(1_000);
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(30);
 

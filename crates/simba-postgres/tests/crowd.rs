@@ -93,14 +93,17 @@ async fn a_hand_over_costs_five_calls_whatever_the_number_of_waiters() {
         waiters.push(tokio::spawn(async move {
             loop {
                 let guard = locker.lock().await.unwrap();
-                if turns.fetch_add(1, Ordering::SeqCst) >= go {
+                let turn = turns.fetch_add(1, Ordering::SeqCst);
+                if turn >= go {
                     // The last one keeps it: nothing moves any more.
                     return std::mem::forget(guard);
                 }
-                tokio::time::sleep(Duration::from_millis(2)).await;
+                // Long enough for the one before to come back: whoever finds the mutex free on the way looks once more.
+                tokio::time::sleep(Duration::from_millis(40)).await;
                 guard.release().await.unwrap();
-                // Who comes back before the next one has it finds it free, and looks once more.
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                while turns.load(Ordering::SeqCst) < turn + 2 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
             }
         }));
     }

@@ -4,7 +4,7 @@ use simba_core::MutexName;
 
 use crate::pipe::Slot;
 use crate::resp;
-use crate::scripts::{Digests, Script, Usual};
+use crate::scripts::{Digests, Keys, Script, Usual};
 
 /// The usual cases of many calls, and who waits for their replies.
 #[derive(Default)]
@@ -20,16 +20,16 @@ pub(crate) struct Batch {
 /// The calls of one kind, as words of a command.
 #[derive(Default)]
 struct Kind {
-    /// Of the mutex and its fence.
-    keys: Vec<u8>,
-    /// Of who waits for the mutex.
-    waiting: Vec<u8>,
+    keys: Keys,
     args: Vec<u8>,
     slots: Vec<Slot>,
 }
 
-/// With more, a call costs the server hardly less; and it may begin while others are still to come.
-const MOST: usize = 16;
+/// With more that somebody waits for, a call costs the server hardly less; and it may begin while others are still to
+/// come.
+const MOST: usize = 12;
+/// With more of any kind, the server would be busy for longer than others should wait for it.
+const MOST_UNHURRIED: usize = 32;
 
 impl Batch {
     pub(crate) fn is_empty(&self) -> bool {
@@ -37,7 +37,8 @@ impl Batch {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.len() >= MOST
+        let [renewals, ..] = &self.kinds;
+        self.len() >= MOST_UNHURRIED || self.len() - renewals.slots.len() >= MOST
     }
 
     fn len(&self) -> usize {
@@ -49,7 +50,7 @@ impl Batch {
             self.digest.clone_from(&digests[Script::Many as usize]);
         }
         let kind = &mut self.kinds[usual.kind()];
-        self.counts.0 += usual.write_keys(mutex, &mut kind.keys, &mut kind.waiting);
+        self.counts.0 += usual.write_keys(mutex, &mut kind.keys);
         self.counts.1 += usual.write_args(&mut kind.args);
         kind.slots.push(slot);
     }
@@ -61,8 +62,9 @@ impl Batch {
         resp::word(out, b"EVALSHA");
         resp::word(out, self.digest.as_bytes());
         resp::number_word(out, keys as u64);
-        self.kinds.iter_mut().for_each(|kind| out.append(&mut kind.keys));
-        self.kinds.iter_mut().for_each(|kind| out.append(&mut kind.waiting));
+        self.kinds.iter_mut().for_each(|kind| out.append(&mut kind.keys.read));
+        self.kinds.iter_mut().for_each(|kind| out.append(&mut kind.keys.waiting));
+        self.kinds.iter_mut().for_each(|kind| out.append(&mut kind.keys.taken));
         self.kinds.iter().for_each(|kind| resp::number_word(out, kind.slots.len() as u64));
         let mut slots = Vec::with_capacity(self.len());
         for kind in &mut self.kinds {

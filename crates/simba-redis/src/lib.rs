@@ -37,11 +37,10 @@
 //! |---|---|
 //! | `simba:{<mutex>}` | the holder's id, for as long as its lease lasts; also the channel of `acquired@@<id>` |
 //! | `simba:{<mutex>}:contender` | the queue; the channel `simba:{<mutex>}:<id>` tells a waiter `released@@<id>` |
-//! | `simba:{<mutex>}:fence` | the last token, and which session it was given to; kept for a week |
+//! | `simba:{<mutex>}:fence` | the last token, and which session it was given to, or whom the mutex is promised to for up to a tenth of a second; kept for a week |
 //! | `simba:{<mutex>}:alive` | until when the places of our waiters last |
-//! | `simba:{<mutex>}:turn` | whom a free mutex is promised to, for up to a tenth of a second |
 //!
-//! The channel `simba:{<mutex>}:owner` tells observers of releases.
+//! The channel `simba:{<mutex>}:owner` tells of releases, where somebody observes.
 //!
 //! # URLs
 //!
@@ -104,5 +103,5 @@ pub(crate) const NAME: &str = "redis";
 
 /// The rights that a user needs, and no more, as the words of `ACL SETUSER <user> ><password> …`.
 pub const ACL: &str = "on resetkeys ~simba:{*}* resetchannels &simba:{*}* -@all +eval +evalsha +script|load +get +mget \
-                       +set +del +pttl +pexpire +zadd +zrem +zrange +zscore +exists +publish +subscribe +unsubscribe +time \
+                       +set +setrange +del +pttl +pexpire +zadd +zrem +zrange +zscore +exists +publish +subscribe +unsubscribe +time \
                        +ping +select +auth +wait +info +role +scan +cluster|slots +asking";

@@ -136,6 +136,11 @@ impl Node {
         {
             return Ok(pipe.clone());
         }
+        // Boxed: seldom, and larger than the call that it is for.
+        Box::pin(self.next_pipe()).await
+    }
+
+    async fn next_pipe(&self) -> Result<Pipe> {
         let mut states = self.state.subscribe();
         let up = async {
             let is_up = |state: &State| matches!(state, State::Up(pipe) if !pipe.is_broken());

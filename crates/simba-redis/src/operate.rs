@@ -39,7 +39,7 @@ impl Operate for RedisBackend {
     }
 
     async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
-        let call = Invocation::new(Script::Look, mutex, &[Arg::Text("1")]);
+        let call = Invocation::new(Script::Look, mutex, &[Arg::Text("1"), Arg::Text("0")]);
         let (reply, _) = self.shared.route.invoke(&call).await?;
         record(mutex, &reply)
     }

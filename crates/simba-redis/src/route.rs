@@ -51,7 +51,8 @@ impl Route {
     pub(crate) async fn invoke(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
         let answered = match &self.way {
             Way::One { node, .. } => node.invoke(call).await,
-            Way::Cluster(cluster) => cluster.invoke(call).await,
+            // Boxed: with redirects it is larger than all the rest of a call, which most have no use for.
+            Way::Cluster(cluster) => Box::pin(cluster.invoke(call)).await,
         };
         match answered? {
             (Reply::Error(words), _) => Err(error::refused(&words).with_mutex(call.mutex)),

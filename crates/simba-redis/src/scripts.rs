@@ -22,19 +22,28 @@ impl Script {
     pub(crate) const fn source(self) -> &'static str {
         match self {
             Self::Contend => concat!(
-                include_str!("scripts/kept.lua"),
+                include_str!("scripts/times.lua"),
                 include_str!("scripts/take.lua"),
                 include_str!("scripts/wake.lua"),
                 include_str!("scripts/contend.lua")
             ),
             Self::Release => concat!(
+                include_str!("scripts/times.lua"),
                 include_str!("scripts/free.lua"),
                 include_str!("scripts/wake.lua"),
                 include_str!("scripts/release.lua")
             ),
-            Self::Look => concat!(include_str!("scripts/wake.lua"), include_str!("scripts/look.lua")),
-            Self::Evict => concat!(include_str!("scripts/wake.lua"), include_str!("scripts/evict.lua")),
-            Self::Many => concat!(include_str!("scripts/kept.lua"), include_str!("scripts/many.lua")),
+            Self::Look => concat!(
+                include_str!("scripts/times.lua"),
+                include_str!("scripts/wake.lua"),
+                include_str!("scripts/look.lua")
+            ),
+            Self::Evict => concat!(
+                include_str!("scripts/times.lua"),
+                include_str!("scripts/wake.lua"),
+                include_str!("scripts/evict.lua")
+            ),
+            Self::Many => concat!(include_str!("scripts/times.lua"), include_str!("scripts/many.lua")),
         }
     }
 }
@@ -90,8 +99,19 @@ pub(crate) enum Usual<'a> {
     Leave(Caller<'a>, FencingToken),
 }
 
+/// The keys of calls that share a script, as words of a command.
+#[derive(Default)]
+pub(crate) struct Keys {
+    /// What is read first.
+    pub(crate) read: Vec<u8>,
+    /// Who waits.
+    pub(crate) waiting: Vec<u8>,
+    /// What is taken if it is free.
+    pub(crate) taken: Vec<u8>,
+}
+
 /// What a mutex's keys end with, in the order of the scripts.
-const SUFFIXES: [&[u8]; 5] = [b"}", b"}:contender", b"}:fence", b"}:alive", b"}:turn"];
+const SUFFIXES: [&[u8]; 4] = [b"}", b"}:contender", b"}:fence", b"}:alive"];
 
 impl<'a> Invocation<'a> {
     /// A call in haste, of which nothing is known.
@@ -132,15 +152,17 @@ impl Usual<'_> {
         }
     }
 
-    /// Writes its keys, those of who waits apart from the others; how many there are.
-    pub(crate) fn write_keys(&self, mutex: &MutexName, keys: &mut Vec<u8>, waiting: &mut Vec<u8>) -> usize {
-        let [holder, queue, fence, _, turn] = SUFFIXES;
-        [holder, fence].iter().for_each(|suffix| write_key(keys, mutex, suffix));
+    /// Writes its keys, by what the script does with them; how many there are.
+    pub(crate) fn write_keys(&self, mutex: &MutexName, keys: &mut Keys) -> usize {
+        let [holder, queue, fence, _] = SUFFIXES;
+        let first = matches!(self, Self::First(..));
+        write_key(if first { &mut keys.taken } else { &mut keys.read }, mutex, holder);
+        write_key(&mut keys.read, mutex, fence);
         if matches!(self, Self::Renew(..)) {
             return 2;
         }
-        [queue, turn].iter().for_each(|suffix| write_key(waiting, mutex, suffix));
-        4
+        write_key(&mut keys.waiting, mutex, queue);
+        3
     }
 
     /// Writes its arguments; how many there are.
@@ -152,7 +174,9 @@ impl Usual<'_> {
                 2
             }
             Self::Leave(caller, token) => {
-                caller.write_after(out, format!("{:016} ", token.get()).as_bytes());
+                let mut before = *b"0000000000000000 ";
+                before[..16].copy_from_slice(&digits::<16>(token.get(), 10));
+                caller.write_after(out, &before);
                 1
             }
         }
@@ -163,10 +187,8 @@ impl Caller<'_> {
     /// Writes it as one word, after what comes before.
     fn write_after(self, out: &mut Vec<u8>, before: &[u8]) {
         // As long for every caller: the scripts count characters.
-        let transition = format!("{:011}", self.transition);
-        let pieces =
-            [before, &hex(self.nonce)[..], b" ", transition.as_bytes(), b" ", self.contender.as_bytes()];
-        resp::words(out, &pieces);
+        let (nonce, transition) = (digits::<16>(self.nonce, 16), digits::<11>(self.transition, 10));
+        resp::words(out, &[before, &nonce, b" ", &transition, b" ", self.contender.as_bytes()]);
     }
 }
 
@@ -184,10 +206,12 @@ impl Arg<'_> {
     }
 }
 
-fn hex(number: u64) -> [u8; 16] {
-    let mut digits = [0; 16];
-    for (at, digit) in digits.iter_mut().enumerate() {
-        *digit = b"0123456789abcdef"[(number >> (60 - 4 * at)) as usize & 15];
+/// The last digits of a number, as many as asked for.
+fn digits<const COUNT: usize>(mut number: u64, base: u64) -> [u8; COUNT] {
+    let mut digits = [b'0'; COUNT];
+    for digit in digits.iter_mut().rev() {
+        *digit = b"0123456789abcdef"[(number % base) as usize];
+        number /= base;
     }
     digits
 }
@@ -220,12 +244,11 @@ mod tests {
         let wanted = [
             "EVALSHA",
             "1",
-            "5",
+            "4",
             "simba:{m}",
             "simba:{m}:contender",
             "simba:{m}:fence",
             "simba:{m}:alive",
-            "simba:{m}:turn",
             "a@b",
             "7",
             "00000000000000ab 00000000006 a@b",

@@ -166,8 +166,11 @@ impl RedisSession {
 
     /// What the script says.
     fn understand(&mut self, reply: &Reply) -> Result<Answer> {
-        if let Some(token) = reply.text() {
-            let token = token.parse().map_err(|_| error::unexpected("a contender"))?;
+        let token = match reply {
+            Reply::Int(token) => Some(*token),
+            reply => reply.text().and_then(|token| token.parse().ok()),
+        };
+        if let Some(token) = token {
             return Ok(self.ours(token));
         }
         let parts = reply.array().unwrap_or_default();
@@ -290,7 +293,9 @@ impl Session for RedisSession {
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
-        let call = Invocation::new(Script::Look, &self.claim.mutex, &[Arg::Text("0")]);
+        let told = Arg::Number(u64::from(self.claim.intent == Intent::Observe));
+        let args = [Arg::Text("0"), told];
+        let call = Invocation::new(Script::Look, &self.claim.mutex, &args);
         let (reply, _) = self.shared.route.invoke(&call).await?;
         match reply.array() {
             Some([_]) => Ok(None),

@@ -295,12 +295,21 @@ async fn malformed_values_beside_the_mutex_do_no_harm() {
     let store = store();
     let mut admin = store.admin();
     let simba = simba(store.backend().await, lease());
-    for fence in
-        ["", "x", "-1 a 1 b", "99999999999999999999 ab 1 me", "1 zz 1 me", "18014398509481984 ab 1 me"]
-    {
+    for fence in [
+        "",
+        "x",
+        "-1 a 1 b",
+        "99999999999999999999 ab 1 me",
+        "1 zz 1 me",
+        "18014398509481984 ab 1 me",
+        "!",
+        "!9",
+        "!1 2 3",
+        "!99999999999999 5 me",
+        "!99999999999999999999 x y",
+    ] {
         let mutex = name();
         admin.ask(&["SET", &format!("simba:{{{mutex}}}:fence"), fence]);
-        admin.ask(&["SET", &format!("simba:{{{mutex}}}:turn"), "", "PX", "100"]);
         admin.ask(&["ZADD", &format!("simba:{{{mutex}}}:contender"), "-inf", "", "0", "@@", "inf", "\u{0}"]);
         let guard = soon("it is acquired", simba.locker(mutex).lock()).await.unwrap();
         assert!(

@@ -12,8 +12,8 @@ use std::time::Duration;
 use common::{Admin, Store, long, soon};
 use futures_util::future::join_all;
 use simba_core::{
-    Answer, Backend as _, Claim, ContenderId, ErrorKind, FencingToken, Holding, MutexName, Prior, Result,
-    Session,
+    Answer, Backend as _, Claim, ContenderId, ErrorKind, FencingToken, Holding, Intent, MutexName, Prior,
+    Result, Session,
 };
 use simba_redis::RedisBackend;
 use simba_servers::Setup;
@@ -116,6 +116,59 @@ async fn a_lease_is_whole_after_a_shared_renewal() {
     }
 }
 
+/// The fence of a mutex in use lasts for a week, though not each call sees to it.
+#[tokio::test]
+async fn a_fence_in_use_lasts() {
+    let store = store();
+    let (backend, mut admin) = (store.backend().await, store.admin());
+    let mut sessions = sessions(&backend).await;
+    tokens(contend(&mut sessions, Prior::Nothing).await);
+    // As if it had been written years ago, and were about to end.
+    let age = |admin: &mut Admin| {
+        for n in 0..MANY {
+            let fence = key(n, ":fence");
+            let last = admin.text(&["GET", &fence]).unwrap();
+            admin.ask(&["SET", &fence, &format!("1600000000000000{}", &last[16..]), "PX", "100000"]);
+        }
+    };
+    let last = |admin: &mut Admin| (0..MANY).map(|n| admin.int(&["PTTL", &key(n, ":fence")])).min().unwrap();
+    let week = 604_800_000;
+    assert!(last(&mut admin) > week);
+    age(&mut admin);
+    let old = tokens(contend(&mut sessions, Prior::Held).await);
+    assert!(old.iter().all(|token| token.get() == 1_600_000_000_000_000));
+    assert!(last(&mut admin) > week, "a renewal sees to it");
+    release(&mut sessions, &old).await.into_iter().for_each(|freed| freed.unwrap());
+    age(&mut admin);
+    let fresh = tokens(contend(&mut sessions, Prior::Nothing).await);
+    assert!(fresh.iter().all(|token| token.get() > 1_600_000_000_000_000));
+    assert!(last(&mut admin) > week, "an acquisition sees to it");
+    // In place, but nothing of a longer one is left over.
+    release(&mut sessions, &fresh).await.into_iter().for_each(|freed| freed.unwrap());
+    for n in (0..MANY).step_by(2) {
+        admin.ask(&["APPEND", &key(n, ":fence"), "-and-more"]);
+    }
+    let next = tokens(contend(&mut sessions, Prior::Nothing).await);
+    assert!(statistic(&mut admin, "setrange", "calls") > 0);
+    assert_eq!(tokens(contend(&mut sessions, Prior::Held).await), next);
+}
+
+/// A release that comes late leaves a later hold of its own contender alone.
+#[tokio::test]
+async fn a_shared_release_under_an_old_token_frees_nothing() {
+    let store = store();
+    let (backend, mut admin) = (store.backend().await, store.admin());
+    let mut sessions = sessions(&backend).await;
+    let old = tokens(contend(&mut sessions, Prior::Nothing).await);
+    let again = sessions.iter_mut().zip(&old).map(|(session, token)| session.contend(Prior::Lapsed(*token)));
+    let new = tokens(join_all(again).await);
+    assert!(old.iter().zip(&new).all(|(old, new)| old < new));
+    release(&mut sessions, &old).await.into_iter().for_each(|freed| freed.unwrap());
+    assert_eq!(held(&mut admin), MANY);
+    release(&mut sessions, &new).await.into_iter().for_each(|freed| freed.unwrap());
+    assert_eq!(held(&mut admin), 0);
+}
+
 /// A clock that went back, and a fence of another kind: tokens grow all the same.
 #[tokio::test]
 async fn tokens_grow_where_the_fence_is_ahead_or_broken() {
@@ -126,14 +179,16 @@ async fn tokens_grow_where_the_fence_is_ahead_or_broken() {
     for n in 0..MANY {
         let (fence, last) =
             (key(n, ":fence"), format!("{} 0000000000000001 00000001000 someone", ahead + n as u64));
-        match n % 3 {
+        match n % 4 {
             0 => admin.ask(&["SET", &fence, &last]),
-            1 => admin.ask(&["HSET", &fence, "a", "b"]),
+            // A promise that was not kept.
+            1 => admin.ask(&["SET", &fence, &format!("!1700000000000 {last}")]),
+            2 => admin.ask(&["HSET", &fence, "a", "b"]),
             _ => admin.ask(&["SET", &fence, "nonsense"]),
         };
     }
     let first = tokens(contend(&mut sessions, Prior::Nothing).await);
-    for (n, token) in first.iter().enumerate().filter(|(n, _)| n % 3 == 0) {
+    for (n, token) in first.iter().enumerate().filter(|(n, _)| n % 4 < 2) {
         assert_eq!(token.get(), ahead + n as u64 + 1);
     }
     release(&mut sessions, &first).await.into_iter().for_each(|freed| freed.unwrap());
@@ -190,22 +245,73 @@ async fn a_shared_release_wakes_who_waits() {
     tokens(contend(&mut waiters, Prior::Nothing).await);
 }
 
+/// Promises the mutex of each fence to another for a tenth of a second; its end, in the server's milliseconds.
+const PROMISE: &str = "local now = redis.call('TIME')
+    local ends = string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000) + 100)
+    for _, fence in ipairs(KEYS) do redis.call('SET', fence, '!' .. ends .. ' 1700000000000000 peer@host') end
+    return ends";
+
 /// What is promised to one is not to be had by another, also where many look at once.
 #[tokio::test]
 async fn what_is_promised_to_another_is_left_to_it() {
     let store = store();
     let (backend, mut admin) = (store.backend().await, store.admin());
-    let mut sessions = sessions(&backend).await;
-    for n in (0..MANY).step_by(5) {
-        admin.ask(&["SET", &key(n, ":turn"), "peer@host", "PX", "60000"]);
-    }
-    for (n, answer) in contend(&mut sessions, Prior::Nothing).await.into_iter().enumerate() {
-        match answer.unwrap() {
-            Answer::Vacant => assert_eq!(n % 5, 0),
-            Answer::Ours(_) => assert_ne!(n % 5, 0),
-            Answer::Held(seen) => panic!("{n} is held by {}", seen.owner),
+    let promised: Vec<usize> = (0..MANY).step_by(5).collect();
+    let count = promised.len().to_string();
+    let fences: Vec<String> = promised.iter().map(|n| key(*n, ":fence")).collect();
+    let words: Vec<&str> =
+        ["EVAL", PROMISE, &count].into_iter().chain(fences.iter().map(String::as_str)).collect();
+    // A machine that stands still lets the promises end before anybody looks.
+    for left in std::iter::repeat_with(|| admin.text(&words).unwrap().parse::<u64>().unwrap()) {
+        let mut sessions = sessions(&backend).await;
+        let answers = contend(&mut sessions, Prior::Nothing).await;
+        let mut tokens = HashMap::new();
+        for (n, answer) in answers.into_iter().enumerate() {
+            match answer.unwrap() {
+                Answer::Ours(ours) => drop(tokens.insert(n, ours.token.unwrap())),
+                Answer::Vacant => assert!(promised.contains(&n)),
+                Answer::Held(seen) => panic!("{n} is held by {}", seen.owner),
+            }
+        }
+        for token in promised.iter().filter_map(|n| tokens.get(n)) {
+            assert!(token.get() / 1000 >= left, "{} is before the end of the promise, {left}", token.get());
+        }
+        if tokens.len() < MANY {
+            return;
+        }
+        for (n, token) in tokens {
+            sessions[n].release(Holding::Under(token)).await.unwrap();
         }
     }
+}
+
+/// Whoever watches is told of a shared release, and nobody else is.
+#[tokio::test]
+async fn a_shared_release_tells_who_watches() {
+    let store = store();
+    let (backend, other, mut admin) = (store.backend().await, store.backend().await, store.admin());
+    let mut sessions = sessions(&backend).await;
+    let held = tokens(contend(&mut sessions, Prior::Nothing).await);
+    let mut watchers = Vec::new();
+    for n in (0..MANY).step_by(5) {
+        let claim = Claim::new(mutex(n), ContenderId::generate(), long()).with_intent(Intent::Observe);
+        watchers.push(other.open(claim).await.unwrap());
+    }
+    // The first changes are that there will be more, one for each of the two channels.
+    changed(&mut watchers).await;
+    changed(&mut watchers).await;
+    for watcher in &mut watchers {
+        assert!(watcher.inspect().await.unwrap().is_some());
+    }
+    // A hold that lapsed and was taken anew is the same to them.
+    let lapsed =
+        sessions.iter_mut().zip(&held).map(|(session, token)| session.contend(Prior::Lapsed(*token)));
+    let held = [tokens(join_all(lapsed.take(MANY / 2)).await), held[MANY / 2..].to_vec()].concat();
+    let before = statistic(&mut admin, "publish", "calls");
+    release(&mut sessions, &held).await.into_iter().for_each(|freed| freed.unwrap());
+    changed(&mut watchers).await;
+    let told = statistic(&mut admin, "publish", "calls") - before;
+    assert!(told <= (MANY / 2 + MANY / 10) as u64, "{told} events for {} watchers", watchers.len());
 }
 
 /// Renewals, releases and first looks at once: each gets its own reply, and each its own exception.
@@ -318,6 +424,25 @@ async fn one_mutex_without_rights_keeps_nobody_else_out() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Rights of an older version, which wrote each fence anew.
+#[tokio::test]
+async fn a_right_that_is_missing_costs_speed_alone() {
+    let store = store();
+    let (backend, mut admin) = (store.backend().await, store.admin());
+    admin.ask(&["ACL", "SETUSER", common::USER, "-setrange"]);
+    let mut sessions = sessions(&backend).await;
+    let mut last = Vec::new();
+    for _ in 0..3 {
+        let tokens = tokens(contend(&mut sessions, Prior::Nothing).await);
+        assert!(tokens.iter().zip(&last).all(|(token, last)| token > last));
+        let claim = Claim::new(mutex(0), ContenderId::generate(), long()).with_intent(Intent::Observe);
+        assert!(backend.open(claim).await.unwrap().inspect().await.unwrap().is_some());
+        release(&mut sessions, &tokens).await.into_iter().for_each(|freed| freed.unwrap());
+        last = tokens;
+    }
+    assert_eq!(held(&mut admin), 0);
 }
 
 /// A server without memory takes no new key, and frees what it has.

@@ -11,9 +11,10 @@ use rustix::process::geteuid;
 /// Where Debian keeps the programs of PostgreSQL, one directory for each version.
 const POSTGRES: &str = "/usr/lib/postgresql";
 
-/// What the tests of the command need besides servers: shells to complete in, a manual page to render, processes
-/// to set apart.
+/// What tests need besides servers: shells to complete in, a manual page to render, processes to set apart, a language
+/// for a server to sort by.
 const TOOLS: &[(&str, &str)] = &[
+    ("/usr/share/i18n/locales/en_US", "locales"),
     ("fish", "fish"),
     ("man", "man-db"),
     ("mandoc", "mandoc"),

@@ -23,12 +23,13 @@ pub trait Fixture: Send + Sync + 'static {
     /// be broken.
     async fn connect(&self) -> Connection;
 
-    /// The lease that the cases hold mutexes by; default 400 ms + 300 ms.
+    /// The lease that the cases hold mutexes by; default 800 ms + 600 ms.
     ///
-    /// As short as the store allows, since many cases wait for its end, and long enough for four calls within
-    /// its transition. A store with slower leases, such as one with sessions, overrides it.
+    /// Short, since many cases wait for its end, and long enough for four calls within its transition and for a
+    /// virtual machine that stands still for half a second. A store with slower leases, such as one with sessions,
+    /// overrides it.
     fn lease(&self) -> Lease {
-        Lease::new(Duration::from_millis(400), Duration::from_millis(300)).expect("the default is in order")
+        usual_lease()
     }
 
     /// What the store can do; default: everything, and its memory survives a restart.
@@ -63,4 +64,9 @@ impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("backend", &self.backend).finish_non_exhaustive()
     }
+}
+
+/// The lease of a fixture that asks for none of its own.
+pub(crate) fn usual_lease() -> Lease {
+    Lease::new(Duration::from_millis(800), Duration::from_millis(600)).expect("the default is in order")
 }

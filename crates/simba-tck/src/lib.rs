@@ -75,6 +75,7 @@
 //! - [`FaultyBackend`] does the same to any backend without a network, by a [`Weather`] or by hand with a
 //!   [`Switch`].
 //! - [`SkewedClock`] runs too fast or too slow, jumps and stands still.
+//! - [`StolenTime`] tells how much of the machine its host took, for a limit that is to judge the store alone.
 //! - [`History`] writes down what happened, checks it against every [`Rule`], and shows it as a timeline.
 
 pub mod cases;
@@ -89,6 +90,7 @@ pub mod processes;
 mod profile;
 pub mod proxy;
 pub mod rows;
+mod stolen;
 mod suite;
 mod world;
 
@@ -103,6 +105,7 @@ pub use profile::Profile;
 pub use proxy::FaultProxy;
 pub use rows::rounds;
 pub use simba_core::async_trait;
+pub use stolen::StolenTime;
 pub use suite::{CASE_LIMIT, Case, CaseFuture, cases};
 #[doc(hidden)]
 pub use suite::{run, run_within};

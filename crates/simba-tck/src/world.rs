@@ -14,7 +14,7 @@ use simba_core::{
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-use crate::{Fixture, Network};
+use crate::{Fixture, Network, StolenTime};
 
 /// How long anything may take that takes no time: far more than a noisy machine needs, and far less than the
 /// [`long`] lease, so that no lease that ends by itself can explain it.
@@ -47,6 +47,18 @@ pub(crate) async fn sleep_until(at: Moment) {
     SystemClock.sleep_until(at).await;
 }
 
+/// Sleeps, and tells for how long the machine stood still at a stretch meanwhile.
+pub(crate) async fn sleep_and_watch(until: Moment) -> Duration {
+    const STEP: Duration = Duration::from_millis(20);
+    let mut longest = Duration::ZERO;
+    while now() < until {
+        let (due, stolen) = ((now() + STEP).min(until), StolenTime::mark());
+        sleep_until(due).await;
+        longest = longest.max((now() - due).min(stolen.so_far()));
+    }
+    longest
+}
+
 /// How long a lease may take to run out and be noticed.
 pub(crate) fn patience(fixture: &dyn Fixture) -> Duration {
     fixture.lease().total() * 2 + SOON
@@ -56,6 +68,12 @@ pub(crate) fn patience(fixture: &dyn Fixture) -> Duration {
 #[allow(clippy::print_stdout)]
 pub(crate) fn skip(reason: &str) {
     println!("skipped: {reason}");
+}
+
+/// Tells that a round is made again, since the machine stood still for so long in it.
+#[allow(clippy::print_stdout)]
+pub(crate) fn void(standstill: Duration) {
+    println!("void: the host let the machine stand still for {standstill:?}");
 }
 
 /// Waits for what must come, and says which promise is broken if it does not.

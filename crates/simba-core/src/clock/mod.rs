@@ -8,16 +8,17 @@ mod alarm;
 mod moment;
 mod system;
 mod timer;
+mod within;
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 pub use moment::Moment;
 pub use system::SystemClock;
-
-use crate::seeded::{self, Bug};
+pub(crate) use within::by;
+pub use within::within;
 
 /// Completes at the moment it was asked for. Dropping it takes the timer back.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -43,20 +44,6 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The time of day, for cron schedules alone: it may jump, so no lease depends on it.
     fn wall(&self) -> SystemTime {
         SystemTime::now()
-    }
-}
-
-/// Runs `work` for at most `limit` on this clock; `None` if it did not end by then.
-///
-/// # Cancel safety
-///
-/// As that of `work`, which is dropped when the time is up.
-pub async fn within<F: Future>(clock: &dyn Clock, limit: Duration, work: F) -> Option<F::Output> {
-    let until = clock.now() + limit;
-    tokio::select! {
-        biased;
-        output = work => Some(output),
-        () = clock.sleep_until(until), if !seeded::on(Bug::NoCallLimit) => None,
     }
 }
 

@@ -10,7 +10,7 @@ use super::machine::{Machine, Step};
 use super::pacing::Grant;
 use super::ride::{Ride, Rider};
 use crate::backend::{Answer, Claim, Intent, Prior, Session};
-use crate::clock::{Moment, Sleep, within};
+use crate::clock::{Moment, Sleep, by, within};
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
 use crate::simba::Core;
@@ -124,7 +124,7 @@ impl Driver {
         let begins = Box::pin(async move {
             driver.follow(before).await;
             // Whoever gave up before the first call makes none.
-            let over = driver.link.is_stopped() || driver.core.closing.is_cancelled();
+            let over = driver.link.is_stopped() || driver.core.closing.has_begun();
             let first = if over { Ok(Flow::On) } else { driver.attempt().await };
             Begun { driver, first }
         });
@@ -185,11 +185,13 @@ impl Driver {
     }
 
     async fn turns(&mut self) -> Result<()> {
-        if self.core.clock.now() < self.machine.due() {
+        // Whoever is wanted for something else would be woken at once.
+        let rests = self.link.wish() == Wish::Hold || self.lingers();
+        if rests && self.core.clock.now() < self.machine.due() {
             self.rest().await;
         }
         loop {
-            if self.core.closing.is_cancelled() {
+            if self.core.closing.has_begun() {
                 self.link.stop();
             }
             match self.link.wish() {
@@ -213,9 +215,9 @@ impl Driver {
 
     /// One call to the store, and what follows from its answer.
     async fn attempt(&mut self) -> Result<Flow> {
-        self.lose_expired()?;
         let began = self.core.clock.now();
-        if let Err(error) = self.open().await {
+        self.lose_expired(began)?;
+        if let Err(error) = self.open(began).await {
             return self.failed(began, error);
         }
         if self.deaf && !self.machine.is_holding() {
@@ -226,20 +228,21 @@ impl Driver {
         }
         let sent = self.core.clock.now();
         let (prior, limit) = self.machine.send(sent);
-        let answer = within(&*self.core.clock, limit, contend(&mut self.session, prior)).await;
+        let answer = by(&*self.core.clock, sent + limit, contend(&mut self.session, prior)).await;
         self.deaf = answer.is_none();
         let answer = answer.unwrap_or_else(|| Err(unanswered(limit))).and_then(checked);
+        let now = self.core.clock.now();
         // The deadline may have passed meanwhile; no answer brings it back.
         if !seeded::on(Bug::Resurrect) {
-            self.lose_expired()?;
+            self.lose_expired(now)?;
         }
         match answer {
-            Ok(answer) => self.answered(sent, prior, &answer),
+            Ok(answer) => self.answered(sent, prior, now, &answer),
             Err(error) => self.failed(began, error),
         }
     }
 
-    async fn open(&mut self) -> Result<()> {
+    async fn open(&mut self, now: Moment) -> Result<()> {
         if self.session.is_some() {
             return Ok(());
         }
@@ -247,7 +250,7 @@ impl Driver {
         let (mutex, contender) = (self.mutex.clone(), self.machine.me().clone());
         let claim = Claim::new(mutex, contender, *self.machine.lease()).with_intent(intent);
         let limit = self.machine.pacing().call_limit(None);
-        let opened = within(&*self.core.clock, limit, self.core.backend.open(claim)).await;
+        let opened = by(&*self.core.clock, now + limit, self.core.backend.open(claim)).await;
         self.session = Some(opened.unwrap_or_else(|| Err(unanswered(limit)))?);
         Ok(())
     }
@@ -262,10 +265,9 @@ impl Driver {
         looked.unwrap_or_else(|| Err(unanswered(limit))).map(drop)
     }
 
-    fn answered(&mut self, sent: Moment, prior: Prior, answer: &Answer) -> Result<Flow> {
+    fn answered(&mut self, sent: Moment, prior: Prior, now: Moment, answer: &Answer) -> Result<Flow> {
         self.failing_since = None;
         self.link.fail(None);
-        let now = self.core.clock.now();
         let roll = self.random.f64();
         let owner = self.owner(sent, answer);
         match self.machine.observed(sent, prior, now, answer, roll) {
@@ -363,7 +365,7 @@ impl Driver {
             tokio::select! {
                 biased;
                 () = self.link.wishes_otherwise(), if !lingers => return,
-                () = self.core.closing.cancelled() => return,
+                () = self.core.closing.begins() => return,
                 () = self.sleep_until(until, lingers) => return,
                 // One hint is enough: the look that it asks for is due as early as any could be.
                 hint = hint(&mut self.session), if hints => {
@@ -388,7 +390,7 @@ impl Driver {
 
     /// Whether a stopped holder keeps the mutex for the rest of the shortest allowed hold.
     fn lingers(&self) -> bool {
-        let stopped = self.link.wish() == Wish::Stop && !self.core.closing.is_cancelled();
+        let stopped = self.link.wish() == Wish::Stop && !self.core.closing.has_begun();
         let lingers = stopped && self.linger_end().is_some_and(|end| self.core.clock.now() < end);
         if let (true, Some(tenure)) = (lingers, &self.tenure) {
             tenure.close(Loss::Released);
@@ -397,7 +399,8 @@ impl Driver {
     }
 
     fn linger_end(&self) -> Option<Moment> {
-        self.tenure.as_ref().map(|tenure| tenure.acquired_at() + self.min_hold)
+        let tenure = self.tenure.as_ref().filter(|_| !self.min_hold.is_zero())?;
+        Some(tenure.acquired_at() + self.min_hold)
     }
 
     // ===== beginning and ending a tenure =====
@@ -420,8 +423,8 @@ impl Driver {
         self.link.publish(tenure, owner);
     }
 
-    fn lose_expired(&mut self) -> Result<Flow> {
-        if self.machine.expired(self.core.clock.now()) {
+    fn lose_expired(&mut self, now: Moment) -> Result<Flow> {
+        if self.machine.expired(now) {
             return self.lose(Loss::Deadline, MutexOwner::none());
         }
         Ok(Flow::On)
@@ -460,8 +463,10 @@ impl Driver {
     }
 
     fn measure_end(&self, tenure: &Tenure, loss: &Loss) {
-        let held = self.core.clock.now() - tenure.acquired_at();
-        telemetry::ended(self.core.backend.name(), held, loss);
+        if telemetry::ON {
+            let held = self.core.clock.now() - tenure.acquired_at();
+            telemetry::ended(self.core.backend.name(), held, loss);
+        }
     }
 
     async fn step_down(&mut self, cooldown: Duration) {
@@ -504,9 +509,10 @@ impl Driver {
         let (clock, pacing) = (&*self.core.clock, self.machine.pacing());
         let limit = pacing.call_limit(None);
         let holding = self.machine.holding();
-        let end = clock.now() + self.machine.lease().total();
+        let mut now = clock.now();
+        let end = now + self.machine.lease().total();
         for tried in 1.. {
-            let released = within(clock, limit, session.release(holding)).await;
+            let released = by(clock, now + limit, session.release(holding)).await;
             let error = match released.unwrap_or_else(|| Err(unanswered(limit))) {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
@@ -516,6 +522,7 @@ impl Driver {
                 return Err(error.with_backend(self.core.backend.name()).with_mutex(&self.mutex));
             }
             clock.sleep_until(again).await;
+            now = clock.now();
         }
         Ok(())
     }

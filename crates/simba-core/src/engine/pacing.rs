@@ -56,14 +56,14 @@ impl Pacing {
     /// A store that grants another length than asked for gets the same proportions.
     pub(crate) fn grant(&self, token: FencingToken, sent: Moment, remaining: Duration, roll: f64) -> Grant {
         let ratio = remaining.as_secs_f64() / self.lease.total().as_secs_f64();
-        let margin = self.lease.margin().mul_f64(ratio.max(1.0));
+        let margin = scaled(self.lease.margin(), ratio.max(1.0));
         let margin = if seeded::on(Bug::NoMargin) { Duration::ZERO } else { margin };
         Grant {
             token,
             sent,
             renew_at: sent + self.lease.renew_at().mul_f64(ratio * (1.0 - roll / 10.0)),
             deadline: sent + remaining.saturating_sub(margin),
-            grace: self.lease.grace().mul_f64(ratio.min(1.0)),
+            grace: scaled(self.lease.grace(), ratio.min(1.0)),
         }
     }
 
@@ -123,6 +123,11 @@ fn spread(delay: Duration, roll: f64) -> Duration {
     delay / 2 + (delay / 2).mul_f64(roll)
 }
 
+/// To the nanosecond where nothing is to be scaled: a product is rounded.
+fn scaled(duration: Duration, ratio: f64) -> Duration {
+    if ratio == 1.0 { duration } else { duration.mul_f64(ratio) }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -149,6 +154,17 @@ mod tests {
         assert_eq!(grant.grace, 3 * SECOND);
         let earlier = pacing().grant(FencingToken::new(1), Moment::ZERO, 16 * SECOND, 0.999);
         assert!(earlier.renew_at < grant.renew_at);
+    }
+
+    /// A hundred days in nanoseconds, times one, are not the same for a processor.
+    #[test]
+    fn a_whole_lease_has_its_margin_to_the_nanosecond() {
+        let (ttl, margin) = (Duration::new(10_719_313, 55_053_880), Duration::new(8_391_833, 654_627_179));
+        let lease = Lease::forced(ttl, Duration::new(470_704, 267_770_027)).unwrap();
+        let lease = lease.with_renew_at(SECOND).and_then(|lease| lease.with_grace(SECOND));
+        let lease = lease.and_then(|lease| lease.with_margin(margin)).unwrap();
+        let grant = Pacing::new(lease).grant(FencingToken::new(1), Moment::ZERO, lease.total(), 0.0);
+        assert_eq!(grant.deadline, Moment::ZERO + (lease.total() - margin));
     }
 
     #[test]

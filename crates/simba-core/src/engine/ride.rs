@@ -6,7 +6,7 @@
 //! nothing to do for a while, and waits in its seat until the caller gives the mutex back. It gets a task as soon
 //! as it has to live without him: when it was refused, when a hold takes longer than a moment, when he goes away.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,11 +14,11 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::driver::Begun;
 use crate::clock::{Clock, Moment};
+use crate::closing::Closing;
 use crate::simba::Core;
 
 /// How long a driver that holds the mutex waits without a task: short beside a lease, long beside a call.
@@ -34,7 +34,7 @@ pub(crate) struct Rider {
     token: TaskTrackerToken,
     /// Whoever carried it last. Nothing else tells him when it goes on by itself.
     carrier: Option<Waker>,
-    /// The [`Conductor`] knows how long it has been in this state.
+    /// The [`Conductor`] knows since when it has waited, and comes even if it ends by then.
     noted: bool,
 }
 
@@ -86,7 +86,6 @@ impl Rider {
             State::Waits(begun) => State::Ends(Box::pin(begun.finish())),
             state => state,
         };
-        self.noted = false;
     }
 
     /// Whether the caller has been told all that he waits for, or should have been by now.
@@ -143,9 +142,9 @@ impl Seat {
 
     /// Gives the driver back if there is no seat for it any more: once a shutdown has begun, which looks at each only
     /// once, and once the conductor has come in vain.
-    fn take(&self, closing: &CancellationToken, rider: Box<Rider>) -> Option<Box<Rider>> {
+    fn take(&self, closing: &Closing, rider: Box<Rider>) -> Option<Box<Rider>> {
         let mut taken = self.taken();
-        if closing.is_cancelled() || taken.missed && rider.can_go_on() {
+        if closing.has_begun() || taken.missed && rider.can_go_on() {
             return Some(rider);
         }
         taken.rider = Some(rider);
@@ -249,9 +248,9 @@ pub(crate) struct Rides {
 struct Seats {
     next: u64,
     all: BTreeMap<u64, Arc<Seat>>,
-    /// Who began to wait or to end when, in that order, on each runtime that has a [`Conductor`]. Most of them have
+    /// Who began to wait when, in that order, on each runtime that has a [`Conductor`]. Most of them have
     /// left their seats by the time they come first.
-    waiting: HashMap<Id, VecDeque<(Moment, u64)>>,
+    waiting: Vec<(Id, VecDeque<(Moment, u64)>)>,
 }
 
 impl Rides {
@@ -267,7 +266,7 @@ impl Rides {
         self.seats().all.remove(&number);
     }
 
-    /// Whoever is in this seat waits or ends from now on, on this runtime.
+    /// Whoever is in this seat waits from now on, on this runtime.
     fn wait(core: &Arc<Core>, runtime: &Handle, number: u64) {
         if core.rides.is_first_to_wait(runtime.id(), &*core.clock, number) {
             let conductor =
@@ -282,10 +281,14 @@ impl Rides {
     /// Whether nobody looks after those yet who wait on this runtime.
     fn is_first_to_wait(&self, runtime: Id, clock: &dyn Clock, number: u64) -> bool {
         let mut seats = self.seats();
-        let unattended = !seats.waiting.contains_key(&runtime);
-        let now = clock.now();
-        seats.waiting.entry(runtime).or_default().push_back((now, number));
-        unattended
+        // Under the lock, so that they stand in order.
+        let waits = (clock.now(), number);
+        if let Some(waiting) = seats.waiting_on(runtime) {
+            waiting.push_back(waits);
+            return false;
+        }
+        seats.waiting.push((runtime, VecDeque::from([waits])));
+        true
     }
 
     /// Empties all seats, after the shutdown has begun.
@@ -298,7 +301,7 @@ impl Rides {
     fn wake(&self, runtime: Id, then: Moment) -> bool {
         let mut seats = self.seats();
         let waited = seats.waited(runtime, then);
-        let attended = seats.waiting.contains_key(&runtime);
+        let attended = seats.waiting_on(runtime).is_some();
         drop(seats);
         for (number, seat) in waited {
             if let Some(rider) = seat.vacate() {
@@ -315,16 +318,20 @@ impl Rides {
 }
 
 impl Seats {
+    fn waiting_on(&mut self, runtime: Id) -> Option<&mut VecDeque<(Moment, u64)>> {
+        self.waiting.iter_mut().find(|(id, _)| *id == runtime).map(|(_, waiting)| waiting)
+    }
+
     /// The seats of those who have waited on this runtime since `then`, and still ride.
     fn waited(&mut self, runtime: Id, then: Moment) -> Vec<(u64, Arc<Seat>)> {
-        let Some(waiting) = self.waiting.get_mut(&runtime) else { return Vec::new() };
+        let Some(waiting) = self.waiting_on(runtime) else { return Vec::new() };
         let count = waiting.partition_point(|(since, _)| *since <= then);
-        let ride = |(_, number)| Some((number, Arc::clone(self.all.get(&number)?)));
-        let waited = waiting.drain(..count).filter_map(ride).collect();
+        let waited: Vec<_> = waiting.drain(..count).collect();
         if waiting.is_empty() {
-            self.waiting.remove(&runtime);
+            self.waiting.retain(|(id, _)| *id != runtime);
         }
-        waited
+        let ride = |(_, number)| Some((number, Arc::clone(self.all.get(&number)?)));
+        waited.into_iter().filter_map(ride).collect()
     }
 }
 
@@ -363,7 +370,7 @@ mod tests {
     /// Nobody would ever give it a task, and nothing would renew what it holds.
     #[tokio::test]
     async fn whoever_was_away_when_the_conductor_came_does_not_sit_down_to_wait() {
-        let (seat, open) = (Seat::default(), CancellationToken::new());
+        let (seat, open) = (Seat::default(), Closing::default());
         let rider = |state| {
             let (runtime, token) = (Handle::current(), TaskTracker::new().token());
             Box::new(Rider { state, runtime, token, carrier: None, noted: true })

@@ -10,44 +10,37 @@ local id, lease, prior = ARGV[1], ARGV[3], ARGV[4]
 local intent, place, lasts = string.match(ARGV[5], '^(%a) (%d+) (.+)$')
 
 -- Writes the next token down: the store's time, which goes on when the fence is lost, and more than the last.
-local function next_token(fence, now)
+local function next_token(fence, now, mark)
   local last = fence and tonumber(string.sub(fence, 1, 16)) or 0
   if not (last > 0 and last < 9007199254740991) then last = 0 end
   local fresh = math.max(last + 1, now)
-  redis.call('SET', KEYS[3], string.format('%.0f ', fresh) .. ARGV[2], 'PX', FENCE_KEPT)
+  redis.call('SET', KEYS[3], string.format('%016.0f', fresh) .. mark .. ARGV[2], 'PX', FENCE_KEPT)
   return fresh
 end
 
-if behind then
-  -- Taken above, but the clock went back, or the fence is nothing that this server can swap.
-  if type(behind) == 'table' then behind = redis.call('MGET', KEYS[3])[1] end
-  local fresh = next_token(behind, microseconds())
-  redis.call('PUBLISH', KEYS[1], 'acquired@@' .. id)
-  return {1, fresh}
-end
-
-local values = redis.call('MGET', KEYS[1], KEYS[3], KEYS[5])
-local owner, fence, turn = values[1], values[2], values[3]
+local now = now[1] * 1000000 + now[2]
+local now_ms = math.floor(now / 1000)
+local fence, turn = read_promise(fence, now_ms)
 
 if owner == id then
   -- Another session under the same id is a stranger; without a fence only the caller can tell.
   local ours = fence and string.sub(fence, 18) == ARGV[2]
-  if ours or prior ~= '-' and prior ~= '~' and not read_fence(fence) then
+  if ours or prior ~= '-' and prior ~= '~' and is_lost(fence) then
     redis.call('PEXPIRE', KEYS[1], lease)
     local token = ours and string.sub(fence, 1, 16)
-    if not ours or prior == token then return {1, next_token(fence, microseconds())} end
+    -- Nothing is published here, so whoever wants to be told of the release may have said so before.
+    if not ours or prior == token then return {1, next_token(fence, now, '*')} end
     redis.call('PEXPIRE', KEYS[3], FENCE_KEPT)
     return {1, tonumber(token)}
   end
 end
 
-local now, place = microseconds(), tonumber(place)
-local now_ms, kind = math.floor(now / 1000), string.lower(intent)
+local place, kind = tonumber(place), string.lower(intent)
 if not owner then
   -- Who had a place and has none now was woken: nobody before it waits.
   local woken = turn == id or kind == 'q' and not redis.call('ZSCORE', KEYS[2], id)
   local head = not woken and first()
-  local free = woken or not turn and not wake_next(head, id, id, now_ms, intent < 'a')
+  local free = woken or not turn and not wake_next(fence, head, id, id, now_ms, kind ~= intent)
   if free then
     if not redis.call('SET', KEYS[1], id, 'NX', 'PX', lease) then
       return redis.error_reply('WRONGTYPE the key of the mutex holds no text')
@@ -56,8 +49,7 @@ if not owner then
       redis.call('ZREM', KEYS[2], id)
       redis.call('ZREM', KEYS[4], id)
     end
-    if turn then redis.call('DEL', KEYS[5]) end
-    local fresh = next_token(fence, now)
+    local fresh = next_token(fence, now, ' ')
     redis.call('PUBLISH', KEYS[1], 'acquired@@' .. id)
     return {1, fresh}
   end

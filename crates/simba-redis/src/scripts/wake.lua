@@ -1,19 +1,29 @@
--- What the scripts share. KEYS: 1 mutex, 2 queue, 3 fence, 4 alive, 5 turn.
+-- What the scripts share. KEYS: 1 mutex, 2 queue, 3 fence, 4 alive.
 
--- How long a woken waiter is waited for, in ms. One that could not subscribe in time is most likely gone; should it
--- come all the same, it still has its place. A JVM peer sets no value here when it wins, so its promise must not
--- outlast its hold.
-local TURN, TURN_UNHEARD, TURN_OF_PEER = 100, 30, 30
 -- More than anyone has in a queue, and still done within milliseconds.
 local MOST_DEAD = 5000
 
--- The fence holds the last token, in 16 digits, and whose it is: "<token> <session> <transition ms> <contender>".
--- Anything else counts as none.
+-- The fence holds the last token, in 16 digits, and whose it is: "<token> <session> <transition ms> <contender>", with
+-- a * behind the token if somebody wants to be told of the release. Anything else counts as none.
 local function read_fence(text)
   if not text then return nil end
-  local token, transition, holder = string.match(text, '^(%d+) %x+ (%d+) (.+)$')
+  local token, transition, holder = string.match(text, '^(%d+)[ *]%x+ (%d+) (.+)$')
   if not token or tonumber(token) >= 9007199254740991 then return nil end
   return token, transition, holder
+end
+
+-- A free mutex may be promised to a waiter for a moment: then the fence is "!<end in ms> <last token> <waiter>".
+-- Returns the fence without the promise, and the waiter if it is within its moment.
+local function read_promise(text, now_ms)
+  local ends, token, waiter = string.match(text or '', '^!(%d+) (%d+) (.*)$')
+  if not ends then return text end
+  local left = ends - now_ms
+  return token, left > 0 and left <= TURN and waiter or nil
+end
+
+-- Whether it is not known whose hold the last was. A promise and what is left of one say that it was given back.
+local function is_lost(fence)
+  return not read_fence(fence) and not string.match(fence or '', '^%d+$')
 end
 
 -- The store's time in microseconds.
@@ -30,7 +40,7 @@ end
 -- Wakes the first live waiter of a free mutex, from `head` up to `last`, and promises it the mutex for a moment. It
 -- leaves the queue: a waiter that finds itself outside knows that it was woken, and one that does not come blocks
 -- nobody after its turn. Returns whether there was one.
-local function wake_next(head, by, last, now_ms, standalone)
+local function wake_next(fence, head, by, last, now_ms, standalone)
   for _ = 1, MOST_DEAD do
     if not head or head == last then return false end
     redis.call('ZREM', KEYS[2], head)
@@ -46,7 +56,8 @@ local function wake_next(head, by, last, now_ms, standalone)
         redis.call('ZREM', KEYS[4], head)
       else
         local turn = unheard and TURN_UNHEARD or ends and TURN or TURN_OF_PEER
-        redis.call('SET', KEYS[5], head, 'PX', turn)
+        local token = string.match(fence or '', '^%d+') or '0'
+        redis.call('SET', KEYS[3], string.format('!%.0f %s ', now_ms + turn, token) .. head, 'PX', FENCE_KEPT)
         if unheard then
           -- It may have died before it could listen: let the next one look until the turn is over.
           local next = first()

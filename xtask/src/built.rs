@@ -1,0 +1,29 @@
+//! What a build made, as cargo tells it.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::step;
+use crate::workspace::Workspace;
+
+/// Builds, `words` being the arguments of cargo separated by blanks, and gives its messages.
+pub(crate) fn messages(workspace: &Workspace, words: &str) -> Result<Vec<Value>> {
+    let words = format!("{words} --message-format json-render-diagnostics");
+    parse(&step::capture(&mut workspace.cargo(&words))?)
+}
+
+/// One JSON object on each line.
+pub(crate) fn parse(messages: &str) -> Result<Vec<Value>> {
+    let message = |line| serde_json::from_str(line).with_context(|| format!("not JSON: {line}"));
+    messages.lines().map(message).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_no_message_is_an_error() {
+        assert!(parse("{}\nhello").unwrap_err().to_string().contains("hello"));
+    }
+}
