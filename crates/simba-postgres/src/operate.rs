@@ -91,10 +91,7 @@ impl Operate for PostgresBackend {
             Shape::Missing => {
                 let made = async {
                     let wire = handle.wire().await?;
-                    // The server takes `IF NOT EXISTS` of two at once for a clash: one after the other. All of
-                    // a batch is one transaction, which the lock ends with.
-                    let ddl = format!("SELECT pg_advisory_xact_lock({SETTING_UP}); {}", handle.ddl);
-                    wire.batch(&ddl).await.map_err(|trouble| handle.failed(&wire, trouble))
+                    wire.batch(&setting_up(handle)).await.map_err(|trouble| handle.failed(&wire, trouble))
                 };
                 handle.in_time(made).await?;
             }
@@ -103,6 +100,18 @@ impl Operate for PostgresBackend {
         handle.proven.notify_one();
         Ok(())
     }
+}
+
+/// Makes the tables, one after the other: the server takes `IF NOT EXISTS` of two at once for a clash.
+///
+/// All of it is one transaction, which the lock ends with. Whoever comes second waits for as long as a statement
+/// may take; only the tables themselves are waited for as rows are, since others wait behind who waits for those.
+fn setting_up(handle: &Handle) -> String {
+    let (ddl, patience) = (&handle.ddl, handle.config.lock_timeout.as_millis().max(1));
+    format!(
+        "SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({SETTING_UP}); \
+         SET LOCAL lock_timeout = {patience}; {ddl}"
+    )
 }
 
 fn foreign(what: &str) -> Error {

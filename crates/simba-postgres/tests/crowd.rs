@@ -10,10 +10,14 @@ use std::time::Duration;
 
 use common::{Private, Store, USER, name, soon, until};
 use futures_util::future::join_all;
-use simba_core::{Backend, Lease, Simba};
+use simba_core::{Backend, Lease, Operate, Simba};
+use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::Setup;
 use simba_tck::rounds;
 use tokio_postgres::Client;
+
+/// The lock that the store's tables are made under, one after the other.
+const SETTING_UP: u32 = 0x5369_6d62;
 
 /// A lease and a poll so long that only a wake-up explains a hand-over.
 fn long() -> Lease {
@@ -194,23 +198,47 @@ async fn no_wake_up_is_lost_in_a_crowd() {
     }
 }
 
+/// A configuration whose tables nobody has made yet, with the right to make them.
+fn not_set_up(store: &Store, prefix: &str) -> PostgresConfig {
+    let (admin, address) = (&store.admin, store.address());
+    let login = format!("{}:{}", admin.user().unwrap(), admin.password().unwrap());
+    let prefix = format!("{prefix}_{}", std::process::id());
+    let url = format!("postgres://{login}@{address}{}?prefix={prefix}&sslmode=disable", admin.path());
+    PostgresConfig::from_url(&url.parse().unwrap()).unwrap()
+}
+
 /// Tables that many make at the same time are made once, and nobody is told of a clash.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_set_the_store_up_at_once() {
-    let admin: simba_core::ConnectUrl = simba_servers::shared("SIMBA_TCK_POSTGRES").parse().unwrap();
-    let prefix = format!("crowd_{}", std::process::id());
-    let (host, port) = (&admin.hosts()[0].name, admin.hosts()[0].port.unwrap());
-    let login = format!("{}:{}", admin.user().unwrap(), admin.password().unwrap());
-    let url = format!("postgres://{login}@{host}:{port}{}?prefix={prefix}&sslmode=disable", admin.path());
+    let store = Store::shared();
     let mut crowd = Vec::new();
     for _ in 0..8 {
-        let config = simba_postgres::PostgresConfig::from_url(&url.parse().unwrap()).unwrap();
-        crowd.push(simba_postgres::PostgresBackend::connect(config).await.unwrap());
+        crowd.push(PostgresBackend::connect(not_set_up(&store, "crowd")).await.unwrap());
     }
-    let set_up = crowd
-        .into_iter()
-        .map(|backend| tokio::spawn(async move { backend.operate().unwrap().apply_schema().await }));
+    let set_up = crowd.into_iter().map(|backend| tokio::spawn(async move { backend.apply_schema().await }));
     for done in set_up.collect::<Vec<_>>() {
         soon("the store is set up", done).await.unwrap().unwrap();
     }
+}
+
+/// On a slow server whoever comes second waits longer than it would for the row of a mutex.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_up_that_takes_its_time_is_waited_for() {
+    let store = Store::shared();
+    let (first, watcher) = (store.admin().await, store.admin().await);
+    first.batch_execute(&format!("BEGIN; SELECT pg_advisory_xact_lock({SETTING_UP})")).await.unwrap();
+    let config = not_set_up(&store, "slow").with_lock_timeout(Duration::from_millis(20));
+    let second = PostgresBackend::connect(config).await.unwrap();
+    let set_up = tokio::spawn(async move { second.apply_schema().await });
+    let waits =
+        "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = $1 AND NOT granted)";
+    let waiting = async {
+        while !watcher.query_one(waits, &[&SETTING_UP]).await.unwrap().get::<_, bool>(0) {
+            assert!(!set_up.is_finished(), "broken: it does not wait for its turn");
+        }
+    };
+    soon("the second waits for the first", waiting).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    first.batch_execute("COMMIT").await.unwrap();
+    soon("the store is set up", set_up).await.unwrap().unwrap();
 }
