@@ -3,7 +3,7 @@
 use std::fmt;
 
 use simba_core::{ConnectUrl, Error, ErrorKind, Result};
-use simba_net::{Tls, Verify};
+use simba_net::Tls;
 
 use crate::NAME;
 use crate::client::Access;
@@ -194,36 +194,14 @@ fn login(url: &ConnectUrl) -> Result<Option<Login>> {
     }
 }
 
+/// Whether the URL asks for TLS, and how.
 fn tls(url: &ConnectUrl) -> Result<Option<Tls>> {
     let always = match url.scheme() {
         "zookeeper" => false,
         "zookeepers" => true,
         _ => return Err(invalid("the URL of a ZooKeeper begins with `zookeeper:` or `zookeepers:`")),
     };
-    let verify = match url.query("tls") {
-        None if !always => {
-            return match url.queries().find(|(key, _)| key.starts_with("tls-")) {
-                None => Ok(None),
-                Some((key, _)) => Err(invalid(format!("`{key}` is for TLS: write zookeepers://"))),
-            };
-        }
-        None | Some("full") => Verify::Full,
-        Some("ca") => Verify::Ca,
-        Some("nothing") => Verify::Nothing,
-        Some(_) => return Err(invalid("`tls` in the URL is none of `full`, `ca` and `nothing`")),
-    };
-    let mut tls = Tls::new(verify);
-    if let Some(ca) = url.query("tls-ca") {
-        tls = tls.with_ca(ca);
-    }
-    if let Some(name) = url.query("tls-name") {
-        tls = tls.with_server_name(name);
-    }
-    match (url.query("tls-cert"), url.query("tls-key")) {
-        (Some(certificate), Some(key)) => Ok(Some(tls.with_identity(certificate, key))),
-        (None, None) => Ok(Some(tls)),
-        _ => Err(invalid("`tls-cert` and `tls-key` go together")),
-    }
+    Tls::from_url(url, always)
 }
 
 fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
@@ -232,6 +210,8 @@ fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use simba_net::Verify;
+
     use super::*;
 
     fn read(url: &str) -> Result<ZookeeperConfig> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
-use simba_core::{Error, ErrorKind, Result};
+use simba_core::{ConnectUrl, Error, ErrorKind, Result};
 
 use verifier::{AnyCertificate, AnyName};
 
@@ -50,6 +50,40 @@ impl Tls {
     /// Checks this much, against the well-known public authorities.
     pub const fn new(verify: Verify) -> Self {
         Self { verify, ca: None, identity: None, server_name: None }
+    }
+
+    /// What the keys `tls`, `tls-ca`, `tls-cert`, `tls-key` and `tls-name` of a URL ask for; nothing without the first,
+    /// unless the scheme `always` means TLS.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] for a value that makes no sense, or a key without the one that it goes with.
+    pub fn from_url(url: &ConnectUrl, always: bool) -> Result<Option<Self>> {
+        let verify = match url.query("tls") {
+            None if !always => {
+                let scheme = url.scheme();
+                return match url.queries().find(|(key, _)| key.starts_with("tls-")) {
+                    None => Ok(None),
+                    Some((key, _)) => Err(invalid(format!("`{key}` is for TLS: write {scheme}s://"))),
+                };
+            }
+            None | Some("full") => Verify::Full,
+            Some("ca") => Verify::Ca,
+            Some("nothing") => Verify::Nothing,
+            Some(_) => return Err(invalid("`tls` in the URL is none of `full`, `ca` and `nothing`")),
+        };
+        let mut tls = Self::new(verify);
+        if let Some(ca) = url.query("tls-ca") {
+            tls = tls.with_ca(ca);
+        }
+        if let Some(name) = url.query("tls-name") {
+            tls = tls.with_server_name(name);
+        }
+        match (url.query("tls-cert"), url.query("tls-key")) {
+            (Some(certificate), Some(key)) => Ok(Some(tls.with_identity(certificate, key))),
+            (None, None) => Ok(Some(tls)),
+            _ => Err(invalid("`tls-cert` and `tls-key` go together")),
+        }
     }
 
     /// Trusts the authorities in this PEM file, and no other.
@@ -151,6 +185,10 @@ impl Tls {
 
 fn any_certificate(provider: Arc<CryptoProvider>) -> Arc<AnyCertificate> {
     Arc::new(AnyCertificate::new(provider))
+}
+
+fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::Invalid, message)
 }
 
 fn config(message: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {

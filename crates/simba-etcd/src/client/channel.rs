@@ -1,0 +1,217 @@
+//! One connection to one member.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{Request, Response, Uri};
+use hyper::body::Incoming;
+use hyper::client::conn::http2::{Builder, Connection, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use simba_core::{Clock, Error};
+use simba_net::dial;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsConnector;
+use tonic::body::Body;
+use tonic::client::Grpc;
+use tonic::metadata::AsciiMetadataValue;
+use tonic_prost::ProstCodec;
+use tower_service::Service;
+
+use super::failure::Failure;
+use super::proto::{AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse};
+use crate::config::{EtcdConfig, Place};
+use crate::error::{denied, disconnected, failed, not_tls, unreachable};
+
+/// Room for what is on its way to us: a list of many mutexes in one go.
+const WINDOW: u32 = 1 << 20;
+/// No message is larger; a server sends at most what it was told to keep in one transaction.
+const LARGEST: usize = 256 << 20;
+
+/// What requests are sent through.
+#[derive(Clone, Debug)]
+pub(super) struct Channel {
+    sender: SendRequest<Body>,
+}
+
+impl Service<Request<Body>> for Channel {
+    type Response = Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.sender.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        Box::pin(self.sender.send_request(request))
+    }
+}
+
+/// A connection that is logged in.
+#[derive(Clone, Debug)]
+pub(super) struct Line {
+    grpc: Grpc<Channel>,
+    token: Option<AsciiMetadataValue>,
+}
+
+/// Drives the connection; ends with it.
+pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl Line {
+    /// Connects and logs in, and asks something that takes a quorum: a member that is cut off from the others is of
+    /// no use.
+    pub(super) async fn open(
+        config: &EtcdConfig,
+        place: &Place,
+        limit: Duration,
+        clock: &Arc<dyn Clock>,
+    ) -> Result<(Self, Driver), Error> {
+        let (channel, driver) = connect(config, place, limit, clock).await?;
+        let grpc = Grpc::with_origin(channel, origin(config, place)).max_decoding_message_size(LARGEST);
+        let mut line = Self { grpc, token: None };
+        // Nothing is answered unless somebody drives it.
+        let greeted = {
+            let greeting = line.greet(config, place);
+            tokio::pin!(greeting);
+            let mut driver = driver;
+            tokio::select! {
+                biased;
+                greeted = &mut greeting => greeted.map(|()| driver),
+                () = &mut driver => Err(disconnected(place)),
+            }
+        };
+        let driver = greeted?;
+        Ok((line, driver))
+    }
+
+    async fn greet(&mut self, config: &EtcdConfig, place: &Place) -> Result<(), Error> {
+        self.log_in(config, place).await?;
+        let seen = self.look_at(Self::look(config)).await;
+        seen.map_err(|failure| failed(&format!("reach {place}"), failure))
+    }
+
+    /// A question that changes nothing and takes a quorum.
+    pub(super) fn look(config: &EtcdConfig) -> RangeRequest {
+        let key = config.keys().root().into_bytes();
+        RangeRequest { key, limit: 1, keys_only: true, ..RangeRequest::default() }
+    }
+
+    pub(super) async fn look_at(&self, look: RangeRequest) -> Result<(), Failure> {
+        let seen: RangeResponse = self.unary("/etcdserverpb.KV/Range", look).await?;
+        let _ = seen;
+        Ok(())
+    }
+
+    async fn log_in(&mut self, config: &EtcdConfig, place: &Place) -> Result<(), Error> {
+        let Some(login) = &config.login else { return Ok(()) };
+        let credentials = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
+        let said = self.unary("/etcdserverpb.Auth/Authenticate", credentials).await;
+        let said: AuthenticateResponse = match said {
+            Err(failure) if failure.is_open_to_all() => {
+                tracing::warn!(%place, "authentication is not enabled: everybody may touch the mutexes");
+                return Ok(());
+            }
+            said => said.map_err(|failure| denied(place, failure))?,
+        };
+        let mut token = AsciiMetadataValue::try_from(said.token)
+            .map_err(|error| denied(place, Failure::Refused(tonic::Status::internal(error.to_string()))))?;
+        token.set_sensitive(true);
+        self.token = Some(token);
+        Ok(())
+    }
+
+    /// One question, one answer.
+    pub(super) async fn unary<Q, A>(&self, path: &'static str, question: Q) -> Result<A, Failure>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let mut grpc = self.ready().await?;
+        let request = self.request(question);
+        let codec = ProstCodec::<Q, A>::default();
+        let answer = grpc.unary(request, PathAndQuery::from_static(path), codec).await;
+        answer.map(tonic::Response::into_inner).map_err(Failure::of)
+    }
+
+    /// Questions and answers, each whenever there is one.
+    ///
+    /// Servers answer nothing, not even that they listen, before there is a first question.
+    pub(super) async fn stream<S, Q, A>(
+        &self,
+        path: &'static str,
+        questions: S,
+    ) -> Result<tonic::Streaming<A>, Failure>
+    where
+        S: futures_util::Stream<Item = Q> + Send + 'static,
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let mut grpc = self.ready().await?;
+        let mut request = self.request(questions);
+        // A member that has lost the others ends the stream instead of keeping silent.
+        request.metadata_mut().insert("hasleader", AsciiMetadataValue::from_static("true"));
+        let codec = ProstCodec::<Q, A>::default();
+        let answers = grpc.streaming(request, PathAndQuery::from_static(path), codec).await;
+        answers.map(tonic::Response::into_inner).map_err(Failure::of)
+    }
+
+    async fn ready(&self) -> Result<Grpc<Channel>, Failure> {
+        let mut grpc = self.grpc.clone();
+        grpc.ready().await.map_err(|error| Failure::of(tonic::Status::from_error(Box::new(error))))?;
+        Ok(grpc)
+    }
+
+    fn request<T>(&self, message: T) -> tonic::Request<T> {
+        let mut request = tonic::Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        request
+    }
+}
+
+async fn connect(
+    config: &EtcdConfig,
+    place: &Place,
+    limit: Duration,
+    clock: &Arc<dyn Clock>,
+) -> Result<(Channel, Driver), Error> {
+    let tcp =
+        dial(&place.host, place.port, limit, &**clock).await.map_err(|error| unreachable(place, error))?;
+    let Some(tls) = &config.tls else { return shake(place, tcp).await };
+    let mut rustls = simba_net::rustls::ClientConfig::clone(&*tls.client_config()?);
+    rustls.alpn_protocols = vec![b"h2".to_vec()];
+    let connector = TlsConnector::from(Arc::new(rustls));
+    let name = tls.server_name(&place.host)?;
+    let stream = connector.connect(name, tcp).await.map_err(|error| not_tls(place, error))?;
+    shake(place, stream).await
+}
+
+async fn shake<T>(place: &Place, stream: T) -> Result<(Channel, Driver), Error>
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
+    let shaken = builder.handshake(TokioIo::new(stream)).await;
+    let (sender, connection): (SendRequest<Body>, Connection<_, _, _>) =
+        shaken.map_err(|error| unreachable(place, std::io::Error::other(error)))?;
+    let driver = async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "the connection broke");
+        }
+    };
+    Ok((Channel { sender }, Box::pin(driver)))
+}
+
+/// What the server is called in requests.
+fn origin(config: &EtcdConfig, place: &Place) -> Uri {
+    let scheme = if config.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
+    let authority = Authority::try_from(place.to_string()).unwrap_or_else(|_| Authority::from_static("etcd"));
+    let parts = Uri::builder().scheme(scheme).authority(authority).path_and_query("/").build();
+    parts.unwrap_or_default()
+}

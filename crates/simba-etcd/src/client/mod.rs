@@ -1,0 +1,335 @@
+//! A client of etcd: one connection for everything, made anew for as long as the client lives.
+
+mod channel;
+mod failure;
+mod proto;
+mod pulse;
+mod supervisor;
+mod watches;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream;
+use simba_core::{Clock, Error, Moment};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub(crate) use self::failure::Failure;
+pub(crate) use self::proto::{
+    ASCENDING, BY_CREATION, Compare, DESCENDING, DeleteRangeRequest, Header, KeyValue, Op, PutRequest,
+    RangeRequest, RangeResponse, RequestOp, StatusResponse, TxnRequest, TxnResponse,
+};
+pub(crate) use self::watches::{Sight, Watch};
+
+use self::channel::Line;
+use self::proto::{
+    DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseResponse,
+    LeaseRevokeResponse, StatusRequest, WatchRequest, WatchResponse,
+};
+use self::pulse::Pulse;
+use self::supervisor::Supervisor;
+use self::watches::Watches;
+use crate::config::EtcdConfig;
+
+/// How often a call is made again whose login had ended.
+const LOGINS: usize = 2;
+
+/// A client. Dropped, it disconnects.
+#[derive(Debug)]
+pub(crate) struct Client {
+    shared: Arc<Shared>,
+    runtime: Handle,
+}
+
+/// What the client and its supervisor share.
+#[derive(Debug)]
+struct Shared {
+    clock: Arc<dyn Clock>,
+    state: watch::Sender<State>,
+    pulse: Pulse,
+    watches: Arc<Watches>,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Connecting,
+    Ready {
+        /// Grows with each connection.
+        number: u64,
+        line: Line,
+    },
+    /// No member was of use; another round begins in a moment.
+    Failed(Error),
+    Closed,
+}
+
+/// What the server says of a lease.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeptAlive {
+    pub(crate) ttl: Duration,
+    pub(crate) by: Reign,
+}
+
+/// Which member answered, in the reign of which leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reign {
+    member: u64,
+    term: u64,
+}
+
+impl Reign {
+    pub(crate) fn of(header: Option<&Header>) -> Self {
+        header.map_or(Self { member: 0, term: 0 }, |header| Self {
+            member: header.member_id,
+            term: header.raft_term,
+        })
+    }
+}
+
+impl Client {
+    /// Begins to connect.
+    pub(crate) fn start(config: Arc<EtcdConfig>, clock: Arc<dyn Clock>) -> Self {
+        let shared = Arc::new(Shared {
+            clock,
+            state: watch::Sender::new(State::Connecting),
+            pulse: Pulse::default(),
+            watches: Arc::default(),
+        });
+        let runtime = Handle::current();
+        runtime.spawn(Supervisor::new(config, Arc::clone(&shared)).run());
+        Self { shared, runtime }
+    }
+
+    /// Completes when a member lets us in, or none does.
+    pub(crate) async fn ready(&self) -> Result<(), Error> {
+        self.line().await.map(drop).map_err(|failure| crate::error::failed("connect", failure))
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.shared.clock.now()
+    }
+
+    pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
+        &self.shared.clock
+    }
+
+    /// A lease of this length is in use.
+    pub(crate) fn hurry(&self, lease: Duration) {
+        self.shared.pulse.hurry(lease);
+    }
+
+    /// Carries this out in the background, also from outside a runtime.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(work);
+    }
+
+    pub(crate) fn close(&self) {
+        self.shared.state.send_replace(State::Closed);
+    }
+
+    /// Completes when the connection is not the one it was.
+    pub(crate) async fn reconnected(&self) {
+        let mut state = self.shared.state.subscribe();
+        let before = number(&state.borrow_and_update());
+        // The sender is ours.
+        let _ = state.wait_for(|now| number(now).is_some_and(|now| Some(now) != before)).await;
+    }
+
+    // ===== calls =====
+
+    pub(crate) async fn txn(&self, txn: TxnRequest) -> Result<TxnResponse, Failure> {
+        self.call("/etcdserverpb.KV/Txn", txn).await
+    }
+
+    pub(crate) async fn range(&self, range: RangeRequest) -> Result<RangeResponse, Failure> {
+        self.call("/etcdserverpb.KV/Range", range).await
+    }
+
+    pub(crate) async fn delete(&self, key: &str) -> Result<(), Failure> {
+        let request = DeleteRangeRequest { key: key.as_bytes().to_vec() };
+        let deleted: DeleteRangeResponse = self.call("/etcdserverpb.KV/DeleteRange", request).await?;
+        let _ = deleted;
+        Ok(())
+    }
+
+    /// A transaction that is carried out to its end whether or not somebody waits for it.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        txn: TxnRequest,
+    ) -> oneshot::Receiver<Result<TxnResponse, Failure>> {
+        let (to, outcome) = oneshot::channel();
+        let this = Arc::clone(self);
+        self.spawn(async move {
+            let _ = to.send(this.txn(txn).await);
+        });
+        outcome
+    }
+
+    /// Gives a new lease and what was granted.
+    pub(crate) async fn grant(&self, seconds: i64) -> Result<(i64, Duration), Failure> {
+        let request = LeaseGrantRequest { ttl: seconds };
+        let granted: LeaseGrantResponse = self.call("/etcdserverpb.Lease/LeaseGrant", request).await?;
+        Ok((granted.id, whole_seconds(granted.ttl)))
+    }
+
+    pub(crate) async fn revoke(&self, id: i64) -> Result<(), Failure> {
+        let revoked: LeaseRevokeResponse =
+            self.call("/etcdserverpb.Lease/LeaseRevoke", LeaseRequest { id }).await?;
+        let _ = revoked;
+        Ok(())
+    }
+
+    /// How much a lease has left, as the leader sees it; zero if it is gone.
+    pub(crate) async fn time_to_live(&self, id: i64) -> Result<Duration, Failure> {
+        let told: Result<LeaseResponse, _> =
+            self.call("/etcdserverpb.Lease/LeaseTimeToLive", LeaseRequest { id }).await;
+        match told {
+            Ok(told) => Ok(whole_seconds(told.ttl)),
+            Err(failure) if failure.is_lease_gone() => Ok(Duration::ZERO),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Gives a lease its whole length again; nothing if it is gone.
+    pub(crate) async fn keep_alive(&self, id: i64) -> Result<Option<KeptAlive>, Failure> {
+        let (number, line) = self.line().await?;
+        self.shared.pulse.asked(self.now());
+        let kept = async {
+            let once = stream::iter([LeaseRequest { id }]);
+            let mut answers = line.stream("/etcdserverpb.Lease/LeaseKeepAlive", once).await?;
+            let answer: Option<LeaseResponse> = answers.message().await.map_err(Failure::of)?;
+            Ok(answer.unwrap_or_default())
+        };
+        let kept = self.heard(number, kept.await)?;
+        let by = Reign::of(kept.header.as_ref());
+        Ok((kept.ttl > 0).then(|| KeptAlive { ttl: whole_seconds(kept.ttl), by }))
+    }
+
+    pub(crate) async fn status(&self) -> Result<StatusResponse, Failure> {
+        self.call("/etcdserverpb.Maintenance/Status", StatusRequest {}).await
+    }
+
+    // ===== watches =====
+
+    pub(crate) fn watch(&self, sight: Sight) -> Watch {
+        let (watch, opened) = self.shared.watches.add(sight);
+        if let Some(asked) = opened {
+            self.shared.listen(&self.runtime, asked);
+        }
+        watch
+    }
+
+    /// The same in a moment, and not at all if it is dropped before.
+    pub(crate) fn watch_later(&self, sight: Sight) -> Watch {
+        self.shared.watches.add_later(sight)
+    }
+
+    // ===== the way there =====
+
+    async fn call<Q, A>(&self, path: &'static str, question: Q) -> Result<A, Failure>
+    where
+        Q: prost::Message + Clone + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        for _ in 1..LOGINS {
+            let answer = self.call_once(path, question.clone()).await;
+            if !answer.as_ref().is_err_and(Failure::is_logged_out) {
+                return answer;
+            }
+        }
+        self.call_once(path, question).await
+    }
+
+    async fn call_once<Q, A>(&self, path: &'static str, question: Q) -> Result<A, Failure>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let (number, line) = self.line().await?;
+        self.shared.pulse.asked(self.now());
+        self.heard(number, line.unary(path, question).await)
+    }
+
+    /// Draws conclusions about the connection from an answer.
+    fn heard<A>(&self, number: u64, answer: Result<A, Failure>) -> Result<A, Failure> {
+        match &answer {
+            Err(Failure::Lost(_)) => self.shared.broken(number),
+            Err(failure) if failure.is_logged_out() => self.shared.broken(number),
+            _ => self.shared.pulse.heard(),
+        }
+        answer
+    }
+
+    /// The connection; waits for one that is on its way.
+    async fn line(&self) -> Result<(u64, Line), Failure> {
+        let mut state = self.shared.state.subscribe();
+        let settled = state.wait_for(|state| !matches!(state, State::Connecting)).await;
+        match settled.as_deref() {
+            Ok(State::Ready { number, line }) => Ok((*number, line.clone())),
+            Ok(State::Failed(error)) => Err(Failure::Unsent(error.clone())),
+            _ => Err(Failure::Closed),
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    /// This connection is of no use any more.
+    fn broken(&self, number: u64) {
+        self.state.send_if_modified(|state| {
+            let is_it = matches!(state, State::Ready { number: now, .. } if *now == number);
+            if is_it {
+                *state = State::Connecting;
+            }
+            is_it
+        });
+    }
+
+    /// Hears what the server says of watches, for as long as the connection lasts.
+    fn listen(self: &Arc<Self>, runtime: &Handle, mut asked: mpsc::UnboundedReceiver<WatchRequest>) {
+        let State::Ready { number, line } = self.state.borrow().clone() else { return };
+        let this = Arc::clone(self);
+        runtime.spawn(async move {
+            let asked = stream::poll_fn(move |context| asked.poll_recv(context));
+            let opened = line.stream("/etcdserverpb.Watch/Watch", asked).await;
+            let ended = match opened {
+                Ok(mut told) => loop {
+                    match told.message().await {
+                        Ok(Some(said)) => this.watches.told(&said),
+                        ended => break ended.map(|_: Option<WatchResponse>| ()).map_err(Failure::of),
+                    }
+                },
+                Err(failure) => Err(failure),
+            };
+            tracing::debug!(?ended, "the stream of watches ended");
+            this.broken(number);
+        });
+    }
+}
+
+fn number(state: &State) -> Option<u64> {
+    match state {
+        State::Ready { number, .. } => Some(*number),
+        _ => None,
+    }
+}
+
+fn whole_seconds(seconds: i64) -> Duration {
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+/// Waits for the outcome of what was begun.
+///
+/// # Cancel safety
+///
+/// The outcome stays in the receiver.
+pub(crate) async fn heard<T>(outcome: &mut oneshot::Receiver<Result<T, Failure>>) -> Result<T, Failure> {
+    outcome.await.unwrap_or(Err(Failure::Closed))
+}

@@ -1,0 +1,162 @@
+//! Keeps the client connected, to whichever member is of use.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use simba_core::{Clock, Error, within};
+use simba_net::Backoff;
+use tokio::runtime::Handle;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::channel::{Driver, Line};
+use super::failure::Failure;
+use super::{Shared, State};
+use crate::config::EtcdConfig;
+use crate::error::silent;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// What only a person can mend is not tried more often.
+const PERMANENT_PAUSE: Duration = Duration::from_millis(500);
+/// No try to connect waits longer, nor gives up earlier.
+const MAX_DIAL: Duration = Duration::from_secs(5);
+const MIN_DIAL: Duration = Duration::from_millis(400);
+/// How often it is looked whether the server is silent: so often within the time that it may be.
+const LOOKS: u32 = 5;
+
+/// The one task that connects.
+pub(super) struct Supervisor {
+    config: Arc<EtcdConfig>,
+    shared: Arc<Shared>,
+    /// The member to try next, in an order of our own.
+    next: usize,
+    order: Vec<usize>,
+    number: u64,
+    backoff: Backoff,
+}
+
+impl Supervisor {
+    pub(super) fn new(config: Arc<EtcdConfig>, shared: Arc<Shared>) -> Self {
+        let mut order: Vec<usize> = (0..config.places.len()).collect();
+        fastrand::shuffle(&mut order);
+        let backoff = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
+        Self { config, shared, next: 0, order, number: 0, backoff }
+    }
+
+    pub(super) async fn run(mut self) {
+        let mut state = self.shared.state.subscribe();
+        let closed = state.wait_for(|state| matches!(state, State::Closed));
+        tokio::select! {
+            biased;
+            _ = closed => {}
+            () = self.connect_for_ever() => {}
+        }
+        self.shared.watches.disconnected();
+    }
+
+    async fn connect_for_ever(&mut self) {
+        loop {
+            match self.round().await {
+                Ok((line, driver)) => {
+                    self.backoff.reset();
+                    self.attend(line, driver).await;
+                    self.shared.watches.disconnected();
+                }
+                Err(error) => self.rest(error).await,
+            }
+        }
+    }
+
+    /// Tries one member after the other until one is of use.
+    async fn round(&mut self) -> Result<(Line, Driver), Error> {
+        let mut left = self.order.len();
+        loop {
+            let tried = self.dial().await;
+            left -= 1;
+            match tried {
+                Err(error) if left > 0 && error.is_transient() => tracing::debug!(%error, "the next member"),
+                tried => return tried,
+            }
+        }
+    }
+
+    async fn dial(&mut self) -> Result<(Line, Driver), Error> {
+        let place = &self.config.places[self.order[self.next % self.order.len()]];
+        // The next try, whether this one is a failure or breaks later, is at another member.
+        self.next += 1;
+        let limit = (self.shared.pulse.limit() * 2).clamp(MIN_DIAL, MAX_DIAL);
+        let clock = &self.shared.clock;
+        let opened = within(&**clock, limit, Line::open(&self.config, place, limit, clock)).await;
+        opened.unwrap_or_else(|| Err(silent(place, limit)))
+    }
+
+    /// No member is of use: tells everybody who waits, and waits a little.
+    async fn rest(&mut self, error: Error) {
+        tracing::debug!(%error, "no member lets us in");
+        let pause = self.backoff.pause();
+        let pause = if error.is_transient() { pause } else { pause.max(PERMANENT_PAUSE) };
+        self.change(State::Failed(error));
+        let clock = &self.shared.clock;
+        clock.sleep_until(clock.now() + pause).await;
+        self.change(State::Connecting);
+    }
+
+    /// Drives a connection until it breaks, or the server is silent for too long.
+    async fn attend(&mut self, line: Line, driver: Driver) {
+        self.number += 1;
+        self.shared.pulse.heard();
+        self.change(State::Ready { number: self.number, line: line.clone() });
+        // After there is something to send by: what is watched from here on asks the server.
+        self.shared.watches.connected();
+        let mut state = self.shared.state.subscribe();
+        // In a task of its own: what it has to do waits for nobody.
+        let mut driver = AbortOnDropHandle::new(Handle::current().spawn(driver));
+        let broken = async {
+            // The sender is ours.
+            let _ = state.wait_for(|state| !matches!(state, State::Ready { .. })).await;
+        };
+        tokio::select! {
+            _ = &mut driver => tracing::debug!("the connection ended"),
+            () = broken => {}
+            () = silence(&self.config, &self.shared, &line) => tracing::debug!("the server is silent"),
+        }
+        self.change(State::Connecting);
+    }
+
+    /// Whoever closed it has the last word.
+    fn change(&self, to: State) {
+        self.shared.state.send_if_modified(|state| {
+            let open = !matches!(state, State::Closed);
+            if open {
+                *state = to;
+            }
+            open
+        });
+    }
+}
+
+/// Completes when the server has left a question unanswered for too long; meanwhile sends what had time.
+///
+/// Whoever asked may have lost interest, and hears no answer then: before it is too long, the server is asked again.
+async fn silence(config: &EtcdConfig, shared: &Arc<Shared>, line: &Line) {
+    let clock: &dyn Clock = &*shared.clock;
+    loop {
+        let limit = shared.pulse.limit();
+        clock.sleep_until(clock.now() + limit / LOOKS).await;
+        let silence = shared.pulse.silence(clock.now());
+        if silence >= limit {
+            return;
+        }
+        if silence >= limit / 2 {
+            let (shared, line, look) = (Arc::clone(shared), line.clone(), Line::look(config));
+            Handle::current().spawn(async move {
+                if !matches!(line.look_at(look).await, Err(Failure::Lost(_))) {
+                    shared.pulse.heard();
+                }
+            });
+        }
+        if let Some(asked) = shared.watches.hurry() {
+            shared.listen(&Handle::current(), asked);
+        }
+    }
+}

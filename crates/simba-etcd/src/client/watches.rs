@@ -1,0 +1,315 @@
+//! Who is to be woken when a key changes.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+
+use futures_util::task::AtomicWaker;
+use tokio::sync::mpsc;
+
+use super::proto::{
+    NO_DELETE, NO_PUT, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse, Watching,
+};
+
+/// What is watched, from which revision on.
+#[derive(Clone, Debug)]
+pub(crate) struct Sight {
+    request: WatchCreateRequest,
+}
+
+impl Sight {
+    /// That this key is deleted.
+    pub(crate) fn end_of(key: &str, from: i64) -> Self {
+        Self::new(key, Vec::new(), from, NO_PUT)
+    }
+
+    /// That a key with this prefix is made.
+    pub(crate) fn arrival(prefix: &str, end: Vec<u8>, from: i64) -> Self {
+        Self::new(prefix, end, from, NO_DELETE)
+    }
+
+    fn new(key: &str, range_end: Vec<u8>, from: i64, filter: i32) -> Self {
+        let key = key.as_bytes().to_vec();
+        let request =
+            WatchCreateRequest { key, range_end, start_revision: from, filters: vec![filter], watch_id: 0 };
+        Self { request }
+    }
+}
+
+/// Rings once, and is heard by one task.
+#[derive(Debug, Default)]
+struct Bell {
+    rung: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl Bell {
+    fn ring(&self) {
+        self.rung.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
+/// A watch at the server, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    watches: Arc<Watches>,
+    id: i64,
+    bell: Arc<Bell>,
+}
+
+impl Watch {
+    /// Completes once what is watched for has happened, or may have: after a reconnect nobody knows.
+    ///
+    /// # Cancel safety
+    ///
+    /// It stays rung.
+    pub(crate) async fn rung(&self) {
+        poll_fn(|context| {
+            // From before the look, or a ring in between would wake nobody.
+            self.bell.waker.register(context.waker());
+            if self.bell.rung.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.watches.remove(self.id);
+    }
+}
+
+/// The watches of a client.
+#[derive(Debug, Default)]
+pub(super) struct Watches {
+    inner: Mutex<Inner>,
+}
+
+/// The way to the server's end of the stream.
+pub(super) type Requests = mpsc::UnboundedSender<WatchRequest>;
+
+#[derive(Debug, Default)]
+struct Inner {
+    bells: HashMap<i64, Arc<Bell>>,
+    /// What is asked for in a moment, if it is still wanted then.
+    later: Vec<WatchCreateRequest>,
+    count: i64,
+    stream: Stream,
+}
+
+#[derive(Debug, Default)]
+enum Stream {
+    /// What is watched now rings with the next connection.
+    #[default]
+    Disconnected,
+    /// Nobody watches anything yet.
+    Unused,
+    Open(Requests),
+}
+
+impl Watches {
+    /// Watches; gives what the server is to be asked by if there is no stream yet.
+    pub(super) fn add(
+        self: &Arc<Self>,
+        sight: Sight,
+    ) -> (Watch, Option<mpsc::UnboundedReceiver<WatchRequest>>) {
+        let mut inner = self.inner();
+        let (watch, request) = self.register(&mut inner, sight);
+        let opened = inner.send(Watching::Create(request));
+        (watch, opened)
+    }
+
+    /// The same in a moment: a mutex that is held for less costs no watch.
+    pub(super) fn add_later(self: &Arc<Self>, sight: Sight) -> Watch {
+        let mut inner = self.inner();
+        let (watch, request) = self.register(&mut inner, sight);
+        if !matches!(inner.stream, Stream::Disconnected) {
+            inner.later.push(request);
+        }
+        watch
+    }
+
+    fn register(self: &Arc<Self>, inner: &mut Inner, sight: Sight) -> (Watch, WatchCreateRequest) {
+        inner.count += 1;
+        let (id, bell) = (inner.count, Arc::<Bell>::default());
+        inner.bells.insert(id, Arc::clone(&bell));
+        (Watch { watches: Arc::clone(self), id, bell }, WatchCreateRequest { watch_id: id, ..sight.request })
+    }
+
+    /// The moment has come for what was put off.
+    pub(super) fn hurry(&self) -> Option<mpsc::UnboundedReceiver<WatchRequest>> {
+        let mut inner = self.inner();
+        let later = std::mem::take(&mut inner.later);
+        let mut opened = None;
+        for request in later {
+            opened = inner.send(Watching::Create(request)).or(opened);
+        }
+        opened
+    }
+
+    /// The server says something of a watch.
+    pub(super) fn told(&self, said: &WatchResponse) {
+        if said.canceled && said.compact_revision == 0 {
+            // Not for being late: the next look polls.
+            tracing::debug!(reason = said.cancel_reason, "the server does not watch");
+            return;
+        }
+        if said.events.is_empty() && !said.canceled {
+            return;
+        }
+        let mut inner = self.inner();
+        let Some(bell) = inner.bells.remove(&said.watch_id) else { return };
+        if !said.canceled {
+            inner.cancel(said.watch_id);
+        }
+        drop(inner);
+        bell.ring();
+    }
+
+    /// There is a connection, and with it another stream: anything may have been missed.
+    pub(super) fn connected(&self) {
+        let mut inner = self.inner();
+        inner.stream = Stream::Unused;
+        inner.later.clear();
+        let bells = std::mem::take(&mut inner.bells);
+        drop(inner);
+        bells.into_values().for_each(|bell| bell.ring());
+    }
+
+    pub(super) fn disconnected(&self) {
+        self.inner().stream = Stream::Disconnected;
+    }
+
+    fn remove(&self, id: i64) {
+        let mut inner = self.inner();
+        if inner.bells.remove(&id).is_some() {
+            inner.cancel(id);
+        }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn send(&mut self, request: Watching) -> Option<mpsc::UnboundedReceiver<WatchRequest>> {
+        let request = WatchRequest { request: Some(request) };
+        match &self.stream {
+            Stream::Disconnected => None,
+            Stream::Open(requests) => {
+                let _ = requests.send(request);
+                None
+            }
+            Stream::Unused => {
+                let (requests, asked) = mpsc::unbounded_channel();
+                let _ = requests.send(request);
+                self.stream = Stream::Open(requests);
+                Some(asked)
+            }
+        }
+    }
+
+    /// The server need not look any more. What it was never asked for, it does not know.
+    fn cancel(&mut self, watch_id: i64) {
+        let asked = self.later.iter().position(|request| request.watch_id == watch_id);
+        match asked {
+            Some(at) => drop(self.later.swap_remove(at)),
+            None if matches!(self.stream, Stream::Open(_)) => {
+                self.send(Watching::Cancel(WatchCancelRequest { watch_id }));
+            }
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::super::proto::Event;
+    use super::*;
+
+    fn sight() -> Sight {
+        Sight::end_of("simba/orders/1-a", 8)
+    }
+
+    fn happened(watch: &Watch) -> WatchResponse {
+        WatchResponse { watch_id: watch.id, events: vec![Event {}], ..WatchResponse::default() }
+    }
+
+    fn is_rung(watch: &Watch) -> bool {
+        watch.rung().now_or_never().is_some()
+    }
+
+    #[test]
+    fn the_first_watch_opens_the_stream_and_each_rings_once_for_its_own() {
+        let watches = Arc::new(Watches::default());
+        watches.connected();
+        let (one, opened) = watches.add(sight());
+        let mut asked = opened.expect("a stream");
+        let (other, opened) = watches.add(sight());
+        assert!(opened.is_none());
+        watches.told(&WatchResponse { watch_id: one.id, ..WatchResponse::default() });
+        assert!(!is_rung(&one), "that it was created is nothing new");
+        watches.told(&happened(&one));
+        assert!(is_rung(&one) && is_rung(&one), "it stays rung");
+        assert!(!is_rung(&other));
+        drop((one, other));
+        let mut cancelled = Vec::new();
+        while let Ok(WatchRequest { request: Some(request) }) = asked.try_recv() {
+            if let Watching::Cancel(cancel) = request {
+                cancelled.push(cancel.watch_id);
+            }
+        }
+        assert_eq!(cancelled, [1, 2], "a server watches for ever unless it is told");
+    }
+
+    #[test]
+    fn a_new_connection_rings_for_everybody_also_for_who_came_meanwhile() {
+        let watches = Arc::new(Watches::default());
+        watches.connected();
+        let (before, _asked) = watches.add(sight());
+        watches.disconnected();
+        let (meanwhile, opened) = watches.add(sight());
+        let later = watches.add_later(sight());
+        assert!(opened.is_none() && !is_rung(&before) && !is_rung(&meanwhile));
+        watches.connected();
+        assert!(is_rung(&before) && is_rung(&meanwhile) && is_rung(&later));
+        assert!(watches.hurry().is_none());
+    }
+
+    #[test]
+    fn what_has_time_is_not_asked_for_if_it_is_not_wanted_any_more() {
+        let watches = Arc::new(Watches::default());
+        watches.connected();
+        let (dropped, kept) = (watches.add_later(sight()), watches.add_later(sight()));
+        drop(dropped);
+        let mut asked = watches.hurry().expect("a stream");
+        let WatchRequest { request: Some(Watching::Create(created)) } = asked.try_recv().unwrap() else {
+            panic!("not a creation");
+        };
+        assert_eq!(created.watch_id, kept.id);
+        assert!(asked.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_watch_from_what_is_forgotten_rings_and_one_that_is_refused_does_not() {
+        let watches = Arc::new(Watches::default());
+        watches.connected();
+        let (late, _asked) = watches.add(sight());
+        let (refused, _) = watches.add(sight());
+        let cancelled = |watch: &Watch, compact_revision| WatchResponse {
+            watch_id: watch.id,
+            canceled: true,
+            compact_revision,
+            ..WatchResponse::default()
+        };
+        watches.told(&cancelled(&late, 7));
+        watches.told(&cancelled(&refused, 0));
+        assert!(is_rung(&late) && !is_rung(&refused));
+    }
+}

@@ -1,0 +1,87 @@
+//! Where things are in the store.
+
+use simba_core::{Error, ErrorKind, MutexName, Result};
+
+/// Where all mutexes are, under the prefix of the URL.
+const ROOT: &str = "simba/";
+
+/// Checks that a mutex of this name has keys of its own.
+///
+/// # Errors
+///
+/// [`ErrorKind::Invalid`] for a name whose keys would lie among another's: only names from elsewhere have a slash.
+pub(crate) fn check(mutex: &MutexName) -> Result<()> {
+    if !mutex.as_str().contains('/') {
+        return Ok(());
+    }
+    let message = "the name of a mutex in etcd has no `/`: its keys would lie among those of another mutex";
+    Err(Error::new(ErrorKind::Invalid, message).with_mutex(mutex))
+}
+
+/// The keys under one prefix, which is empty or ends with a slash.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keys<'a> {
+    prefix: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    pub(crate) const fn under(prefix: &'a str) -> Self {
+        Self { prefix }
+    }
+
+    /// What all keys begin with.
+    pub(crate) fn root(self) -> String {
+        format!("{}{ROOT}", self.prefix)
+    }
+
+    /// What the keys of a mutex whose name is [checked](check) begin with.
+    pub(crate) fn mutex(self, mutex: &MutexName) -> String {
+        format!("{}{ROOT}{mutex}/", self.prefix)
+    }
+
+    /// The mutex that a key is about; nothing for a key that is not ours.
+    pub(crate) fn mutex_of(self, key: &[u8]) -> Option<MutexName> {
+        let key = std::str::from_utf8(key).ok()?;
+        let (mutex, place) = key.strip_prefix(self.prefix)?.strip_prefix(ROOT)?.split_once('/')?;
+        if place.contains('/') { None } else { MutexName::legacy(mutex).ok() }
+    }
+}
+
+/// The first key after all that begin with this, which ends with a slash.
+pub(crate) fn end_of(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(name: &str) -> MutexName {
+        MutexName::legacy(name).unwrap()
+    }
+
+    #[test]
+    fn a_mutex_has_a_prefix_of_its_own() {
+        assert_eq!(Keys::under("teams/").mutex(&name("orders")), "teams/simba/orders/");
+        assert_eq!(Keys::under("").root(), "simba/");
+        assert_eq!(end_of("simba/a/"), b"simba/a0");
+        assert!(b"simba/a/zzz".as_slice() < end_of("simba/a/").as_slice());
+        assert!(b"simba/ab/1".as_slice() > end_of("simba/a/").as_slice());
+        assert!(check(&name("orders")).is_ok());
+        assert_eq!(check(&name("a/b")).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn a_key_tells_its_mutex_and_a_strange_one_does_not() {
+        let keys = Keys::under("teams/");
+        assert_eq!(keys.mutex_of(b"teams/simba/orders/1-a"), Some(name("orders")));
+        for strange in ["simba/orders/1-a", "teams/simba/orders", "teams/simba/a/b/c", "teams/simba//x"] {
+            assert_eq!(keys.mutex_of(strange.as_bytes()), None, "{strange}");
+        }
+        assert_eq!(keys.mutex_of(b"\xff"), None);
+    }
+}

@@ -1,0 +1,153 @@
+//! What operators ask.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use simba_core::operate::{EvictIf, Eviction, Finding, MutexRecord, Operate, Probe};
+use simba_core::{Lease, MutexName, Result};
+
+use crate::backend::EtcdBackend;
+use crate::client::{Compare, DeleteRangeRequest, KeyValue, Op, RangeRequest, TxnRequest};
+use crate::error::{failed, restless};
+use crate::keys;
+use crate::queue::{self, Head};
+
+/// How often a holder that changes under the look is looked at again.
+const LOOKS: usize = 8;
+
+/// One mutex, from its keys in the order of the queue.
+struct Seen {
+    head: Option<Head>,
+    keys: usize,
+}
+
+impl EtcdBackend {
+    async fn keys_under(&self, prefix: &str) -> Result<Vec<KeyValue>> {
+        let listed = self.client().range(queue::everybody(prefix)).await;
+        Ok(listed.map_err(|failure| failed("list the keys", failure))?.kvs)
+    }
+
+    async fn see(&self, mutex: &MutexName) -> Result<Seen> {
+        let kvs = self.keys_under(&self.config().keys().mutex(mutex)).await?;
+        Ok(Seen { head: kvs.first().map(Head::of).transpose()?, keys: kvs.len() })
+    }
+
+    /// How much the holder's lease has left; nothing for a key without one.
+    async fn remaining(&self, head: &Head) -> Result<Option<Duration>> {
+        if head.lease == 0 {
+            return Ok(None);
+        }
+        let left = self.client().time_to_live(head.lease).await;
+        left.map(Some).map_err(|failure| failed("ask for a lease", failure))
+    }
+
+    /// What the servers make of the usual lease, and what is wrong with them.
+    async fn findings(&self, errors: Vec<String>) -> Result<Vec<Finding>> {
+        let wanted = Lease::default().total();
+        let granted = self.tenancy(wanted)?.life().await?.ttl();
+        let mut findings: Vec<_> = errors
+            .into_iter()
+            .map(|error| {
+                Finding::new(
+                    format!("a member says: {error}"),
+                    "see `etcdctl endpoint status` and `etcdctl alarm list`",
+                )
+            })
+            .collect();
+        if granted > wanted {
+            findings.push(Finding::new(
+                format!("a lease of {wanted:?}, as is usual, is granted for {granted:?}"),
+                "the election timeout of the servers is long: what a lost holder leaves behind stays longer",
+            ));
+        }
+        Ok(findings)
+    }
+}
+
+fn record(mutex: MutexName, seen: Seen, remaining: Option<Duration>) -> MutexRecord {
+    let mut record = MutexRecord::free(mutex);
+    record.waiters = Some(seen.keys.saturating_sub(1));
+    if let Some(head) = seen.head {
+        record.owner = Some(head.owner);
+        record.token = Some(head.token);
+        record.remaining = remaining;
+    }
+    record
+}
+
+#[async_trait]
+impl Operate for EtcdBackend {
+    async fn list(&self) -> Result<Vec<MutexRecord>> {
+        let keys = self.config().keys();
+        let mut mutexes: BTreeMap<MutexName, Seen> = BTreeMap::new();
+        for kv in self.keys_under(&keys.root()).await? {
+            // What is no name was not made by a contender of ours.
+            let Some(mutex) = keys.mutex_of(&kv.key) else { continue };
+            match mutexes.get_mut(&mutex) {
+                Some(seen) => seen.keys += 1,
+                None => drop(mutexes.insert(mutex, Seen { head: Some(Head::of(&kv)?), keys: 1 })),
+            }
+        }
+        // One lease carries many mutexes.
+        let mut leases = HashMap::new();
+        let mut records = Vec::new();
+        for (mutex, seen) in mutexes {
+            let remaining = match &seen.head {
+                Some(head) if leases.contains_key(&head.lease) => leases[&head.lease],
+                Some(head) => *leases.entry(head.lease).or_insert(self.remaining(head).await?),
+                None => None,
+            };
+            records.push(record(mutex, seen, remaining));
+        }
+        Ok(records)
+    }
+
+    async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
+        keys::check(mutex)?;
+        let seen = self.see(mutex).await?;
+        let remaining = match &seen.head {
+            Some(head) => self.remaining(head).await?,
+            None => None,
+        };
+        Ok(record(mutex.clone(), seen, remaining))
+    }
+
+    async fn evict(&self, mutex: &MutexName, condition: EvictIf) -> Result<Eviction> {
+        keys::check(mutex)?;
+        for _ in 0..LOOKS {
+            let Some(head) = self.see(mutex).await?.head else { return Ok(Eviction::Vacant) };
+            if !condition.holds_for(&head.owner, Some(head.token)) {
+                return Ok(Eviction::Other(head.owner));
+            }
+            let window = self.remaining(&head).await?.unwrap_or_default();
+            // The holder that was seen and no other.
+            let key = head.key.into_bytes();
+            let made = i64::try_from(head.token.get()).unwrap_or_default();
+            let txn = TxnRequest {
+                compare: vec![Compare::created_in(made, key.clone())],
+                success: vec![Op::Delete(DeleteRangeRequest { key }).into()],
+                failure: Vec::new(),
+            };
+            let deleted = self.client().txn(txn).await;
+            if deleted.map_err(|failure| failed("delete the holder's key", failure))?.succeeded {
+                return Ok(Eviction::Freed { owner: head.owner, window });
+            }
+        }
+        Err(restless())
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        let client = self.client();
+        let before = client.now();
+        let key = self.config().keys().root().into_bytes();
+        let look = RangeRequest { key, limit: 1, keys_only: true, ..RangeRequest::default() };
+        client.range(look).await.map_err(|failure| failed("answer a probe", failure))?;
+        let mut probe = Probe::default();
+        probe.round_trip = client.now() - before;
+        let status = client.status().await.map_err(|failure| failed("tell its state", failure))?;
+        probe.server = format!("etcd {}", status.version);
+        probe.findings = self.findings(status.errors).await?;
+        Ok(probe)
+    }
+}

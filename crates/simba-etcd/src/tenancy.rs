@@ -1,0 +1,366 @@
+//! One lease at the store for all mutexes of one length, and how it is kept.
+
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use simba_core::{Moment, Result, within};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::client::{Client, Compare, Failure, KeptAlive, Op, RangeRequest, Reign, TxnRequest, heard};
+use crate::error::{another_reign, failed};
+
+/// What a server takes in one transaction unless it is told otherwise.
+const MOST_CHECKS: usize = 128;
+/// How many transactions are under way at once.
+const AT_ONCE: usize = 8;
+/// How long a renewal waits for others, at most.
+const GATHERING: Duration = Duration::from_millis(5);
+/// How often a renewal is tried again in which the servers changed their leader.
+const REIGNS: usize = 3;
+
+/// A lease at the store: everything that was made with it ends with it.
+#[derive(Debug)]
+pub(crate) struct Life {
+    pub(crate) id: i64,
+    proven: Mutex<Proof>,
+}
+
+/// Until when it lives for sure.
+#[derive(Clone, Copy, Debug)]
+struct Proof {
+    /// Before it was asked for: what is granted holds from some moment after.
+    sent: Moment,
+    ttl: Duration,
+}
+
+impl Life {
+    fn new(id: i64, sent: Moment, ttl: Duration) -> Arc<Self> {
+        Arc::new(Self { id, proven: Mutex::new(Proof { sent, ttl }) })
+    }
+
+    /// What was granted last.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.proof().ttl
+    }
+
+    /// How much it has left for sure at this moment.
+    pub(crate) fn left(&self, at: Moment) -> Duration {
+        let proof = *self.proof();
+        proof.ttl.saturating_sub(at.saturating_since(proof.sent))
+    }
+
+    fn prove(&self, sent: Moment, ttl: Duration) {
+        let mut proof = self.proof();
+        if proof.sent < sent {
+            *proof = Proof { sent, ttl };
+        }
+    }
+
+    fn proof(&self) -> MutexGuard<'_, Proof> {
+        self.proven.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The lease of all contenders with leases of one length.
+#[derive(Debug)]
+pub(crate) struct Tenancy {
+    client: Arc<Client>,
+    /// What is asked for, in whole seconds, as servers count.
+    wanted: i64,
+    life: Mutex<Option<Arc<Life>>>,
+    /// One asks for a lease at a time.
+    granting: tokio::sync::Mutex<()>,
+    checks: mpsc::UnboundedSender<Check>,
+}
+
+/// Whether a key is there, under the lease it was made with.
+#[derive(Debug)]
+struct Check {
+    life: Arc<Life>,
+    key: String,
+    revision: i64,
+    /// For how long the lease keeps it, from after the check was asked for; nothing if it is gone.
+    to: oneshot::Sender<Result<Option<Duration>, Failure>>,
+}
+
+impl Tenancy {
+    pub(crate) fn start(client: Arc<Client>, lease: Duration) -> Arc<Self> {
+        client.hurry(lease);
+        let (checks, inbox) = mpsc::unbounded_channel();
+        let whole = lease.as_secs() + u64::from(lease.subsec_nanos() > 0);
+        let this = Arc::new(Self {
+            wanted: i64::try_from(whole).unwrap_or(i64::MAX),
+            life: Mutex::new(None),
+            granting: tokio::sync::Mutex::new(()),
+            checks,
+            client,
+        });
+        let keeper = Keeper { tenancy: Arc::downgrade(&this), inbox, most: MOST_CHECKS, waiting: Vec::new() };
+        this.client.spawn(keeper.run());
+        this
+    }
+
+    pub(crate) const fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// What a holder gets, or asks for.
+    pub(crate) fn length(&self) -> Duration {
+        let asked = Duration::from_secs(u64::try_from(self.wanted).unwrap_or(1));
+        self.living().map_or(asked, |life| life.ttl())
+    }
+
+    /// The lease; asks for one if there is none.
+    ///
+    /// # Cancel safety
+    ///
+    /// A lease that nobody waited for ends by itself.
+    pub(crate) async fn life(&self) -> Result<Arc<Life>> {
+        let _one = self.granting.lock().await;
+        if let Some(life) = self.living() {
+            return Ok(life);
+        }
+        let sent = self.client.now();
+        let granted = self.client.grant(self.wanted).await;
+        let (id, ttl) = granted.map_err(|failure| failed("be granted a lease", failure))?;
+        let life = Life::new(id, sent, ttl);
+        *self.slot() = Some(Arc::clone(&life));
+        Ok(life)
+    }
+
+    /// That lease is gone, and all that it had.
+    pub(crate) fn ended(&self, life: &Arc<Life>) {
+        let mut slot = self.slot();
+        if slot.as_ref().is_some_and(|now| Arc::ptr_eq(now, life)) {
+            tracing::debug!(lease = life.id, "the lease has ended");
+            *slot = None;
+        }
+    }
+
+    /// Renews the lease and asks whether this key is still there, by a quorum; says for how long, counted from after
+    /// this was called. Nothing if it is gone.
+    pub(crate) async fn check(
+        &self,
+        life: &Arc<Life>,
+        key: &str,
+        revision: i64,
+    ) -> Result<Option<Duration>, Failure> {
+        let (to, mut outcome) = oneshot::channel();
+        let check = Check { life: Arc::clone(life), key: key.to_owned(), revision, to };
+        // A closed one is told by the dropped sender.
+        let _ = self.checks.send(check);
+        heard(&mut outcome).await
+    }
+
+    /// Ends the lease, and with it all that it has.
+    pub(crate) async fn close(&self) {
+        let life = self.slot().take();
+        if let Some(life) = life {
+            let limit = life.ttl() / 3;
+            let _ = within(&**self.client.clock(), limit, self.client.revoke(life.id)).await;
+        }
+    }
+
+    pub(crate) fn is_living(&self, life: &Arc<Life>) -> bool {
+        self.living().is_some_and(|now| Arc::ptr_eq(&now, life))
+    }
+
+    fn living(&self) -> Option<Arc<Life>> {
+        self.slot().clone()
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Option<Arc<Life>>> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Tenancy {
+    fn drop(&mut self) {
+        if let Some(life) = self.slot().take() {
+            let client = Arc::clone(&self.client);
+            self.client.spawn(async move { drop(client.revoke(life.id).await) });
+        }
+    }
+}
+
+/// The one task that renews a lease.
+struct Keeper {
+    tenancy: std::sync::Weak<Tenancy>,
+    inbox: mpsc::UnboundedReceiver<Check>,
+    /// How many checks the server takes at a time, as far as is known.
+    most: usize,
+    waiting: Vec<Check>,
+}
+
+impl Keeper {
+    async fn run(mut self) {
+        while let Some(tenancy) = self.next().await {
+            self.gather(&tenancy).await;
+            let checks = mem::take(&mut self.waiting);
+            let Some(life) = tenancy.living() else {
+                checks.into_iter().for_each(|check| drop(check.to.send(Ok(None))));
+                continue;
+            };
+            let (of_it, others): (Vec<_>, Vec<_>) =
+                checks.into_iter().partition(|check| Arc::ptr_eq(&check.life, &life));
+            others.into_iter().for_each(|check| drop(check.to.send(Ok(None))));
+            self.renew(&tenancy, &life, of_it).await;
+        }
+    }
+
+    /// Waits for something to check, or for the time to renew; nothing once nobody is left.
+    async fn next(&mut self) -> Option<Arc<Tenancy>> {
+        let tenancy = self.tenancy.upgrade()?;
+        let clock = Arc::clone(tenancy.client.clock());
+        let pause = tenancy.length() / 3;
+        drop(tenancy);
+        tokio::select! {
+            biased;
+            check = self.inbox.recv() => self.waiting.push(check?),
+            () = clock.sleep_until(clock.now() + pause) => {}
+        }
+        self.tenancy.upgrade()
+    }
+
+    /// Lets renewals that are due together go together.
+    async fn gather(&mut self, tenancy: &Tenancy) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let clock = Arc::clone(tenancy.client.clock());
+        let mut over = clock.sleep_until(clock.now() + GATHERING.min(tenancy.length() / 100));
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut over => break,
+                check = self.inbox.recv() => match check {
+                    Some(check) => self.waiting.push(check),
+                    None => break,
+                },
+            }
+        }
+    }
+
+    async fn renew(&mut self, tenancy: &Tenancy, life: &Arc<Life>, mut checks: Vec<Check>) {
+        for _ in 0..REIGNS {
+            let sent = tenancy.client.now();
+            let kept = match tenancy.client.keep_alive(life.id).await {
+                Ok(Some(kept)) => kept,
+                Ok(None) => {
+                    tenancy.ended(life);
+                    checks.into_iter().for_each(|check| drop(check.to.send(Ok(None))));
+                    return;
+                }
+                Err(failure) => {
+                    checks.into_iter().for_each(|check| drop(check.to.send(Err(failure.clone()))));
+                    return;
+                }
+            };
+            checks = self.confirm(tenancy, life, sent, kept, checks).await;
+            if checks.is_empty() {
+                return;
+            }
+        }
+        let failure = Failure::Unsent(another_reign());
+        checks.into_iter().for_each(|check| drop(check.to.send(Err(failure.clone()))));
+    }
+
+    /// Asks a quorum; gives back the checks that it could not confirm since another leader reigns.
+    async fn confirm(
+        &mut self,
+        tenancy: &Tenancy,
+        life: &Arc<Life>,
+        sent: Moment,
+        kept: KeptAlive,
+        mut checks: Vec<Check>,
+    ) -> Vec<Check> {
+        checks.retain(|check| !check.to.is_closed());
+        let mut batches = Vec::new();
+        loop {
+            let rest = checks.split_off(checks.len().min(self.most));
+            batches.push(mem::replace(&mut checks, rest));
+            if checks.is_empty() {
+                break;
+            }
+        }
+        let asked = batches.into_iter().map(|batch| ask(&tenancy.client, batch));
+        let answers: Vec<_> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
+        let mut again = Vec::new();
+        for (batch, answer) in answers {
+            match answer {
+                Ok(seen) if seen.by != kept.by => again.extend(batch),
+                Ok(seen) => {
+                    life.prove(sent, kept.ttl);
+                    for (check, there) in batch.into_iter().zip(seen.there) {
+                        let _ = check.to.send(Ok(there.then_some(kept.ttl)));
+                    }
+                }
+                Err(failure) if failure.is_too_many() && self.most > 1 => {
+                    self.most /= 2;
+                    again.extend(batch);
+                }
+                Err(failure) => {
+                    batch.into_iter().for_each(|check| drop(check.to.send(Err(failure.clone()))));
+                }
+            }
+        }
+        again
+    }
+}
+
+/// What a quorum said.
+struct Seen {
+    by: Reign,
+    /// Whether each key is there.
+    there: Vec<bool>,
+}
+
+async fn ask(client: &Client, batch: Vec<Check>) -> (Vec<Check>, Result<Seen, Failure>) {
+    let created = |check: &Check| Compare::created_in(check.revision, check.key.clone().into_bytes());
+    let look = |check: &Check| {
+        let key = check.key.clone().into_bytes();
+        Op::Range(RangeRequest { key, keys_only: true, ..RangeRequest::default() }).into()
+    };
+    let txn = TxnRequest {
+        compare: batch.iter().map(created).collect(),
+        success: Vec::new(),
+        // Some are gone: which?
+        failure: batch.iter().map(look).collect(),
+    };
+    let answer = client.txn(txn).await.map(|mut answer| {
+        let by = Reign::of(answer.header.as_ref());
+        let there = match answer.succeeded {
+            true => vec![true; batch.len()],
+            false => {
+                let found = answer.ranges().map(|kvs| kvs.first().map(|kv| kv.create_revision));
+                let found: Vec<_> = found.collect();
+                batch.iter().zip(found).map(|(check, found)| found == Some(check.revision)).collect()
+            }
+        };
+        Seen { by, there }
+    });
+    (batch, answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::ZERO + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_lease_counts_from_before_the_last_proof_was_asked_for() {
+        let life = Life::new(7, at(1), Duration::from_secs(10));
+        assert_eq!(life.left(at(5)), Duration::from_secs(6));
+        life.prove(at(4), Duration::from_secs(8));
+        life.prove(at(2), Duration::from_secs(60));
+        assert_eq!(life.left(at(5)), Duration::from_secs(7), "the last one asked counts");
+        assert_eq!(life.left(at(60)), Duration::ZERO);
+        assert_eq!(life.ttl(), Duration::from_secs(8));
+    }
+}

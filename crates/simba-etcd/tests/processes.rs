@@ -1,0 +1,5 @@
+//! The rows of the fault matrix about processes.
+
+mod common;
+
+simba_tck::processes!(common::Etcd);

@@ -1,0 +1,5 @@
+//! The whole kit on one etcd.
+
+mod common;
+
+simba_tck::suite!(common::Etcd::single());
