@@ -45,6 +45,7 @@ const SERVERS: &[Shared] = &[
         setup: |_| Setup::mariadb().with_zone(ZONE),
     },
     Shared { name: "zookeeper", variable: "SIMBA_TCK_ZOOKEEPER", setup: |_| Setup::zookeeper() },
+    Shared { name: "etcd", variable: "SIMBA_TCK_ETCD", setup: |_| Setup::etcd() },
     Shared { name: "postgres", variable: POSTGRES, setup: |tls| Setup::postgres().with_tls(tls) },
 ];
 
@@ -52,9 +53,26 @@ const SERVERS: &[Shared] = &[
 const POSTGRES: &str = "SIMBA_TCK_POSTGRES";
 const POOLER: (&str, &str) = ("pgbouncer", "SIMBA_TCK_PGBOUNCER");
 
-/// Those that need each other.
-const ENSEMBLE: ([&str; 3], &str) =
-    (["zookeeper-1", "zookeeper-2", "zookeeper-3"], "SIMBA_TCK_ZOOKEEPER_ENSEMBLE");
+/// Three that need each other, and that tests find by one variable.
+struct Together {
+    names: [&'static str; 3],
+    variable: &'static str,
+    start: fn() -> Result<Ensemble>,
+}
+
+/// Their programs are those of [`SERVERS`].
+const ENSEMBLES: &[Together] = &[
+    Together {
+        names: ["zookeeper-1", "zookeeper-2", "zookeeper-3"],
+        variable: "SIMBA_TCK_ZOOKEEPER_ENSEMBLE",
+        start: Ensemble::start,
+    },
+    Together {
+        names: ["etcd-1", "etcd-2", "etcd-3"],
+        variable: "SIMBA_TCK_ETCD_CLUSTER",
+        start: Ensemble::start_etcd,
+    },
+];
 
 /// Does something with the servers running, and stops them however it went.
 pub(crate) fn around(workspace: Workspace, act: impl FnOnce(&Workspace) -> Result<()>) -> Result<()> {
@@ -84,29 +102,30 @@ pub(crate) fn up(workspace: &Workspace) -> Result<Vec<Variable>> {
         }
         variables.push((server.variable, record.url));
     }
-    variables.push((ENSEMBLE.1, bring_up_ensemble(state)?));
+    for ensemble in ENSEMBLES {
+        variables.push((ensemble.variable, bring_up_ensemble(state, ensemble)?));
+    }
     Ok(variables)
 }
 
 /// Starts an ensemble, unless all of its servers run; gives the URL with all of them.
-fn bring_up_ensemble(state: &Path) -> Result<String> {
+fn bring_up_ensemble(state: &Path, &Together { names, start, .. }: &Together) -> Result<String> {
     let mut there = Vec::new();
-    for name in ENSEMBLE.0 {
+    for name in names {
         there.extend(Record::load(state, name)?.map(|record| (name, record)));
     }
-    if there.len() < ENSEMBLE.0.len() || !there.iter().all(|(_, record)| record.is_alive()) {
+    if there.len() < names.len() || !there.iter().all(|(_, record)| record.is_alive()) {
         for (name, record) in there.drain(..) {
             bring_down(state, name, &record)?;
         }
-        for (name, server) in ENSEMBLE.0.into_iter().zip(Ensemble::start()?.into_servers()) {
+        for (name, server) in names.into_iter().zip(start()?.into_servers()) {
             let record = server.leave_running();
             record.save(state, name)?;
             eprintln!("{name}: started, pid {}, in {}", record.pid, record.dir.display());
             there.push((name, record));
         }
     }
-    let addresses: Vec<_> = there.iter().map(|(_, record)| record.address.to_string()).collect();
-    Ok(format!("zookeeper://{}", addresses.join(",")))
+    Ok(Ensemble::url_of(there.iter().map(|(_, record)| record.url.as_str())))
 }
 
 /// Starts all of [`SERVERS`] at once: each of them waits for its disk.
@@ -134,7 +153,8 @@ pub(crate) fn down(workspace: &Workspace) -> Result<()> {
 
 /// All names, whoever stands in front of another first.
 fn names() -> impl Iterator<Item = &'static str> {
-    std::iter::once(POOLER.0).chain(ENSEMBLE.0).chain(SERVERS.iter().map(|server| server.name))
+    let together = ENSEMBLES.iter().flat_map(|ensemble| ensemble.names);
+    std::iter::once(POOLER.0).chain(together).chain(SERVERS.iter().map(|server| server.name))
 }
 
 fn bring_up(state: &Path, name: &str, setup: impl FnOnce() -> Setup) -> Result<Record> {
@@ -168,8 +188,10 @@ mod tests {
     #[test]
     fn no_two_servers_share_a_name_or_a_variable() {
         let names: HashSet<_> = names().collect();
-        let variables: HashSet<_> =
-            SERVERS.iter().map(|server| server.variable).chain([TLS, POOLER.1, ENSEMBLE.1]).collect();
-        assert_eq!((names.len(), variables.len()), (SERVERS.len() + 4, SERVERS.len() + 3));
+        let shared = SERVERS.iter().map(|server| server.variable);
+        let together = ENSEMBLES.iter().map(|ensemble| ensemble.variable);
+        let variables: HashSet<_> = shared.chain(together).chain([TLS, POOLER.1]).collect();
+        assert_eq!(names.len(), SERVERS.len() + 3 * ENSEMBLES.len() + 1);
+        assert_eq!(variables.len(), SERVERS.len() + ENSEMBLES.len() + 2);
     }
 }

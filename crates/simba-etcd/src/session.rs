@@ -221,6 +221,14 @@ impl EtcdSession {
     /// Looks how far our place has come.
     async fn look(&mut self, revision: i64, prior: Prior, began: Moment) -> Result<Option<Answer>> {
         let Some(place) = &self.place else { return Ok(None) };
+        if place.life.left(began).is_zero() {
+            // After an outage its lease has ended, most likely: many ask that together.
+            let checked = self.tenancy.check(&place.life, &place.key, revision).await;
+            if checked.map_err(|failure| failed("renew", failure))?.is_none() {
+                self.gone();
+                return Ok(None);
+            }
+        }
         let looked = self.client().txn(queue::look(&self.prefix, &place.key, revision)).await;
         let answer = looked.map_err(|failure| failed("look at the queue", failure))?;
         let standing = Standing::of(answer, revision)?;
@@ -264,7 +272,8 @@ impl EtcdSession {
         }
         if self.turn.as_ref().is_none_or(|turn| turn.key != next) {
             // From right after the look: nothing is missed.
-            let watch = self.client().watch(Sight::end_of(&next, at + 1));
+            let has_time = next != first.key;
+            let watch = self.client().watch(Sight::end_of(&next, at + 1), has_time);
             self.turn = Some(Box::new(Turn { key: next, watch }));
         }
         Ok(Some(self.held(&first)))
@@ -307,7 +316,7 @@ impl EtcdSession {
             Some(head) => Sight::end_of(&head.key, seen.at + 1),
             None => Sight::arrival(&self.prefix, end_of(&self.prefix), seen.at + 1),
         };
-        let watch = self.client().watch(sight);
+        let watch = self.client().watch(sight, true);
         self.turn = Some(Box::new(Turn { key: String::new(), watch }));
     }
 
@@ -339,10 +348,9 @@ impl EtcdSession {
             self.told = true;
             return Ok(());
         }
-        match &self.turn {
-            Some(turn) => turn.watch.rung().await,
-            None => self.client().reconnected().await,
-        }
+        let idle =
+            || Box::new(Turn { key: String::new(), watch: self.tenancy.client().watch_the_connection() });
+        self.turn.get_or_insert_with(idle).watch.rung().await;
         self.turn = None;
         Ok(())
     }

@@ -81,6 +81,15 @@ impl Setup {
         Self::of(&kinds::zookeeper::KIND)
     }
 
+    /// An etcd on its own, whose elections are so short that it grants a lease of one second. A setting is one of its
+    /// flags, such as `--max-txn-ops=8`, and replaces ours.
+    ///
+    /// With TLS it speaks nothing else, and with `--client-cert-auth` and `--trusted-ca-file=ca.pem` it asks clients
+    /// for certificates.
+    pub const fn etcd() -> Self {
+        Self::of(&kinds::etcd::KIND)
+    }
+
     const fn of(kind: &'static Kind) -> Self {
         Self {
             kind,
@@ -106,7 +115,7 @@ impl Setup {
         self
     }
 
-    /// One more line in the file of settings, for a server that has one.
+    /// One more line in the file of settings, for a server that has one; one more flag of an etcd.
     pub fn with_setting(mut self, line: impl Into<String>) -> Self {
         self.settings.push(line.into());
         self
@@ -117,7 +126,7 @@ impl Setup {
         Self { zone: Some(zone.into()), ..self }
     }
 
-    /// Lets it speak TLS too, with these certificates.
+    /// Lets it speak TLS too, with these certificates; an etcd, TLS alone.
     pub fn with_tls(self, certificates: &Certificates) -> Self {
         Self { tls: Some(certificates.clone()), ..self }
     }
@@ -198,7 +207,7 @@ impl std::fmt::Debug for Setup {
 
 /// Where servers listen: below the ports that the kernel gives to clients, or one of those might have it first.
 const FIRST: u16 = 10_000;
-/// How many ports there are; as many above them are for the other port of a node of a cluster of Redis.
+/// How many ports there are; as many above them are for the other port of a node of a cluster of Redis, and of an etcd.
 const PORTS: u16 = 10_000;
 
 /// An address that nobody listened on a moment ago, nor ten thousand ports above. This process gets none of them twice
@@ -218,6 +227,11 @@ pub(crate) fn free_address() -> Result<SocketAddr> {
         }
     }
     bail!("no port from {FIRST} to {} is free", FIRST + PORTS - 1)
+}
+
+/// The other address of a server that was given this one.
+pub(crate) fn beside(address: SocketAddr) -> SocketAddr {
+    (address.ip(), address.port() + PORTS).into()
 }
 
 /// A directory that nobody had before, in its final spelling: it must compare equal to what the kernel says of

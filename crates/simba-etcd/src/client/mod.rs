@@ -129,14 +129,6 @@ impl Client {
         self.shared.state.send_replace(State::Closed);
     }
 
-    /// Completes when the connection is not the one it was.
-    pub(crate) async fn reconnected(&self) {
-        let mut state = self.shared.state.subscribe();
-        let before = number(&state.borrow_and_update());
-        // The sender is ours.
-        let _ = state.wait_for(|now| number(now).is_some_and(|now| Some(now) != before)).await;
-    }
-
     // ===== calls =====
 
     pub(crate) async fn txn(&self, txn: TxnRequest) -> Result<TxnResponse, Failure> {
@@ -213,8 +205,9 @@ impl Client {
 
     // ===== watches =====
 
-    pub(crate) fn watch(&self, sight: Sight) -> Watch {
-        let (watch, opened) = self.shared.watches.add(sight);
+    /// Watches; after a reconnect whoever has time is woken some time later.
+    pub(crate) fn watch(&self, sight: Sight, has_time: bool) -> Watch {
+        let (watch, opened) = self.shared.watches.add(sight, has_time);
         if let Some(asked) = opened {
             self.shared.listen(&self.runtime, asked);
         }
@@ -224,6 +217,11 @@ impl Client {
     /// The same in a moment, and not at all if it is dropped before.
     pub(crate) fn watch_later(&self, sight: Sight) -> Watch {
         self.shared.watches.add_later(sight)
+    }
+
+    /// Rings after the next reconnect.
+    pub(crate) fn watch_the_connection(&self) -> Watch {
+        self.shared.watches.add_idle()
     }
 
     // ===== the way there =====
@@ -311,13 +309,6 @@ impl Shared {
             tracing::debug!(?ended, "the stream of watches ended");
             this.broken(number);
         });
-    }
-}
-
-fn number(state: &State) -> Option<u64> {
-    match state {
-        State::Ready { number, .. } => Some(*number),
-        _ => None,
     }
 }
 

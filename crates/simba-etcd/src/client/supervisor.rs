@@ -93,7 +93,7 @@ impl Supervisor {
     /// No member is of use: tells everybody who waits, and waits a little.
     async fn rest(&mut self, error: Error) {
         tracing::debug!(%error, "no member lets us in");
-        let pause = self.backoff.pause();
+        let pause = self.backoff.pause().min(self.shared.pulse.limit());
         let pause = if error.is_transient() { pause } else { pause.max(PERMANENT_PAUSE) };
         self.change(State::Failed(error));
         let clock = &self.shared.clock;
@@ -135,7 +135,7 @@ impl Supervisor {
     }
 }
 
-/// Completes when the server has left a question unanswered for too long; meanwhile sends what had time.
+/// Completes when the server has left a question unanswered for too long; meanwhile does what had time.
 ///
 /// Whoever asked may have lost interest, and hears no answer then: before it is too long, the server is asked again.
 async fn silence(config: &EtcdConfig, shared: &Arc<Shared>, line: &Line) {

@@ -38,9 +38,13 @@ impl Sight {
     }
 }
 
+/// After a reconnect those who have time are woken in so many steps: a fleet that comes back does not storm its store.
+const STEPS: usize = 20;
+
 /// Rings once, and is heard by one task.
 #[derive(Debug, Default)]
 struct Bell {
+    has_time: bool,
     rung: AtomicBool,
     waker: AtomicWaker,
 }
@@ -96,6 +100,9 @@ struct Inner {
     bells: HashMap<i64, Arc<Bell>>,
     /// What is asked for in a moment, if it is still wanted then.
     later: Vec<WatchCreateRequest>,
+    /// Who is to be woken since the last reconnect, and how many at a time.
+    waking: Vec<Arc<Bell>>,
+    step: usize,
     count: i64,
     stream: Stream,
 }
@@ -111,13 +118,15 @@ enum Stream {
 }
 
 impl Watches {
-    /// Watches; gives what the server is to be asked by if there is no stream yet.
+    /// Watches; gives what the server is to be asked by if there is no stream yet. After a reconnect it rings at once,
+    /// unless it has time.
     pub(super) fn add(
         self: &Arc<Self>,
         sight: Sight,
+        has_time: bool,
     ) -> (Watch, Option<mpsc::UnboundedReceiver<WatchRequest>>) {
         let mut inner = self.inner();
-        let (watch, request) = self.register(&mut inner, sight);
+        let (watch, request) = self.register(&mut inner, sight, has_time);
         let opened = inner.send(Watching::Create(request));
         (watch, opened)
     }
@@ -125,23 +134,35 @@ impl Watches {
     /// The same in a moment: a mutex that is held for less costs no watch.
     pub(super) fn add_later(self: &Arc<Self>, sight: Sight) -> Watch {
         let mut inner = self.inner();
-        let (watch, request) = self.register(&mut inner, sight);
+        let (watch, request) = self.register(&mut inner, sight, false);
         if !matches!(inner.stream, Stream::Disconnected) {
             inner.later.push(request);
         }
         watch
     }
 
-    fn register(self: &Arc<Self>, inner: &mut Inner, sight: Sight) -> (Watch, WatchCreateRequest) {
+    /// Watches nothing but the connection: rings after the next reconnect.
+    pub(super) fn add_idle(self: &Arc<Self>) -> Watch {
+        let nothing = Sight::end_of("", 0);
+        self.register(&mut self.inner(), nothing, true).0
+    }
+
+    fn register(
+        self: &Arc<Self>,
+        inner: &mut Inner,
+        sight: Sight,
+        has_time: bool,
+    ) -> (Watch, WatchCreateRequest) {
         inner.count += 1;
-        let (id, bell) = (inner.count, Arc::<Bell>::default());
+        let (id, bell) = (inner.count, Arc::new(Bell { has_time, ..Bell::default() }));
         inner.bells.insert(id, Arc::clone(&bell));
         (Watch { watches: Arc::clone(self), id, bell }, WatchCreateRequest { watch_id: id, ..sight.request })
     }
 
-    /// The moment has come for what was put off.
+    /// The moment has come for what was put off, and for the next of those who are to be woken.
     pub(super) fn hurry(&self) -> Option<mpsc::UnboundedReceiver<WatchRequest>> {
         let mut inner = self.inner();
+        inner.wake_some();
         let later = std::mem::take(&mut inner.later);
         let mut opened = None;
         for request in later {
@@ -174,9 +195,12 @@ impl Watches {
         let mut inner = self.inner();
         inner.stream = Stream::Unused;
         inner.later.clear();
-        let bells = std::mem::take(&mut inner.bells);
-        drop(inner);
-        bells.into_values().for_each(|bell| bell.ring());
+        let (later, now): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut inner.bells).into_values().partition(|bell| bell.has_time);
+        now.iter().for_each(|bell| bell.ring());
+        inner.waking.extend(later);
+        inner.step = inner.waking.len().div_ceil(STEPS);
+        inner.wake_some();
     }
 
     pub(super) fn disconnected(&self) {
@@ -196,6 +220,11 @@ impl Watches {
 }
 
 impl Inner {
+    fn wake_some(&mut self) {
+        let left = self.waking.len().saturating_sub(self.step);
+        self.waking.drain(left..).for_each(|bell| bell.ring());
+    }
+
     fn send(&mut self, request: Watching) -> Option<mpsc::UnboundedReceiver<WatchRequest>> {
         let request = WatchRequest { request: Some(request) };
         match &self.stream {
@@ -249,9 +278,9 @@ mod tests {
     fn the_first_watch_opens_the_stream_and_each_rings_once_for_its_own() {
         let watches = Arc::new(Watches::default());
         watches.connected();
-        let (one, opened) = watches.add(sight());
+        let (one, opened) = watches.add(sight(), false);
         let mut asked = opened.expect("a stream");
-        let (other, opened) = watches.add(sight());
+        let (other, opened) = watches.add(sight(), false);
         assert!(opened.is_none());
         watches.told(&WatchResponse { watch_id: one.id, ..WatchResponse::default() });
         assert!(!is_rung(&one), "that it was created is nothing new");
@@ -272,14 +301,28 @@ mod tests {
     fn a_new_connection_rings_for_everybody_also_for_who_came_meanwhile() {
         let watches = Arc::new(Watches::default());
         watches.connected();
-        let (before, _asked) = watches.add(sight());
+        let (before, _asked) = watches.add(sight(), false);
         watches.disconnected();
-        let (meanwhile, opened) = watches.add(sight());
+        let (meanwhile, opened) = watches.add(sight(), false);
         let later = watches.add_later(sight());
         assert!(opened.is_none() && !is_rung(&before) && !is_rung(&meanwhile));
         watches.connected();
         assert!(is_rung(&before) && is_rung(&meanwhile) && is_rung(&later));
         assert!(watches.hurry().is_none());
+    }
+
+    #[test]
+    fn many_are_woken_in_steps_after_a_reconnect_and_whoever_has_no_time_at_once() {
+        let watches = Arc::new(Watches::default());
+        let later: Vec<_> = (0..100).map(|_| watches.add(sight(), true).0).collect();
+        let now: Vec<_> = (0..100).map(|_| watches.add(sight(), false).0).collect();
+        let rung = |some: &[Watch]| some.iter().filter(|watch| is_rung(watch)).count();
+        watches.connected();
+        assert_eq!((rung(&later), rung(&now)), (5, 100));
+        for step in 2..=STEPS {
+            watches.hurry();
+            assert_eq!(rung(&later), step * 5);
+        }
     }
 
     #[test]
@@ -300,8 +343,8 @@ mod tests {
     fn a_watch_from_what_is_forgotten_rings_and_one_that_is_refused_does_not() {
         let watches = Arc::new(Watches::default());
         watches.connected();
-        let (late, _asked) = watches.add(sight());
-        let (refused, _) = watches.add(sight());
+        let (late, _asked) = watches.add(sight(), false);
+        let (refused, _) = watches.add(sight(), false);
         let cancelled = |watch: &Watch, compact_revision| WatchResponse {
             watch_id: watch.id,
             canceled: true,

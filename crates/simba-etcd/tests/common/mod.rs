@@ -39,7 +39,7 @@ impl Etcd {
         let url: ConnectUrl = self.url.parse().unwrap();
         let mut proxies = Vec::new();
         for host in url.hosts() {
-            proxies.push(FaultProxy::start(host).await.unwrap());
+            proxies.push(FaultProxy::start(host).await.unwrap().for_http2());
         }
         let config = through(&url, &proxies);
         let backend = EtcdBackend::connect(config).await.unwrap_or_else(|error| panic!("{error:?}"));

@@ -1,5 +1,6 @@
 //! What the servers have in common, and one file for each.
 
+pub(crate) mod etcd;
 pub(crate) mod mariadb;
 pub(crate) mod pgbouncer;
 pub(crate) mod postgres;
@@ -124,4 +125,15 @@ pub(crate) fn ask(address: SocketAddr, question: &[u8], answer: &mut [u8]) -> io
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.write_all(question)?;
     stream.read_exact(answer)
+}
+
+/// Asks, and succeeds if the answer begins like this.
+pub(crate) fn expect(address: SocketAddr, question: &str, beginning: &str) -> io::Result<()> {
+    let mut answer = vec![0; beginning.len()];
+    ask(address, question.as_bytes(), &mut answer)?;
+    if answer != beginning.as_bytes() {
+        let (question, answer) = (question.trim_end(), String::from_utf8_lossy(&answer));
+        return Err(io::Error::other(format!("the answer to {question} is {answer:?}")));
+    }
+    Ok(())
 }

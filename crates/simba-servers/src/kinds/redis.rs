@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::{Kind, Place, ask};
+use super::{Kind, Place, expect};
 use crate::setup::free_address;
 
 pub(crate) const KIND: Kind = Kind {
@@ -49,14 +49,7 @@ pub(super) fn probe(place: &Place) -> io::Result<()> {
 }
 
 pub(super) fn ping(address: SocketAddr) -> io::Result<()> {
-    const PONG: &[u8] = b"+PONG\r\n";
-    let mut answer = [0; PONG.len()];
-    ask(address, b"PING\r\n", &mut answer)?;
-    if answer != PONG {
-        let answer = String::from_utf8_lossy(&answer);
-        return Err(io::Error::other(format!("the answer to PING is {answer:?}")));
-    }
-    Ok(())
+    expect(address, "PING\r\n", "+PONG\r\n")
 }
 
 #[cfg(test)]

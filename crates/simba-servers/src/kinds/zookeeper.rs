@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::{Kind, Place, ask};
+use super::{Kind, Place, expect};
 
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 const LOG: &str = "/usr/share/java/slf4j-simple.jar";
@@ -82,12 +82,5 @@ fn command(place: &Place) -> Result<Command> {
 
 /// Succeeds when it serves clients; one without a quorum says that it does not.
 fn probe(place: &Place) -> io::Result<()> {
-    const SERVES: &[u8] = b"Zookeeper version";
-    let mut answer = [0; SERVES.len()];
-    ask(place.address, b"srvr", &mut answer)?;
-    if answer != SERVES {
-        let answer = String::from_utf8_lossy(&answer);
-        return Err(io::Error::other(format!("the answer to srvr is {answer:?}")));
-    }
-    Ok(())
+    expect(place.address, "srvr", "Zookeeper version")
 }

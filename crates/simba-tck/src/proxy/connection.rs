@@ -126,9 +126,11 @@ impl Connection {
         loop {
             match inlet.read().await {
                 Piece::Chunk(chunk) => {
-                    self.shared.count(|counts| counts.requests += 1);
-                    if !self.let_go().await {
-                        return inlet.send(Piece::Reset).await;
+                    if self.shared.is_request(&chunk) {
+                        self.shared.count(|counts| counts.requests += 1);
+                        if !self.let_go().await {
+                            return inlet.send(Piece::Reset).await;
+                        }
                     }
                     inlet.send(Piece::Chunk(chunk)).await;
                 }

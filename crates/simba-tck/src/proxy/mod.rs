@@ -4,6 +4,7 @@
 mod conditions;
 mod connection;
 mod host;
+mod http2;
 mod lane;
 mod shared;
 #[cfg(test)]
@@ -92,6 +93,14 @@ impl FaultProxy {
         Ok(Self { host, address, seed })
     }
 
+    /// Takes no chunk for a request in which a client of HTTP/2 only answers a ping, confirms settings or makes room:
+    /// how often it does is up to the server.
+    #[must_use]
+    pub fn for_http2(self) -> Self {
+        self.shared().expect_http2();
+        self
+    }
+
     /// Where clients connect to.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -169,7 +178,7 @@ impl FaultProxy {
         self.shared().counts().accepted
     }
 
-    /// How many chunks came from clients so far, whatever became of them.
+    /// How many chunks with requests came from clients so far, whatever became of them.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.shared().counts().requests

@@ -1,11 +1,13 @@
 //! What the handle and the connections share.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{oneshot, watch};
 
 use super::conditions::{Conditions, Outlook};
+use super::http2;
 use crate::held::Trap;
 
 /// What a [`FaultProxy`](super::FaultProxy) has counted.
@@ -16,7 +18,7 @@ pub struct Counts {
     pub connections: usize,
     /// Connects so far, including those that were reset at once.
     pub accepted: usize,
-    /// Chunks from clients so far.
+    /// Chunks with requests from clients so far.
     pub requests: usize,
 }
 
@@ -33,6 +35,7 @@ pub(super) struct Shared {
     conditions: watch::Sender<Conditions>,
     counts: watch::Sender<Counts>,
     events: Mutex<Events>,
+    speaks_http2: AtomicBool,
 }
 
 impl Shared {
@@ -42,7 +45,17 @@ impl Shared {
             conditions: watch::Sender::default(),
             counts: watch::Sender::default(),
             events: Mutex::default(),
+            speaks_http2: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn expect_http2(&self) {
+        self.speaks_http2.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a chunk from a client asks for something.
+    pub(super) fn is_request(&self, chunk: &[u8]) -> bool {
+        !self.speaks_http2.load(Ordering::Relaxed) || http2::asks(chunk)
     }
 
     pub(super) fn change(&self, change: impl FnOnce(&mut Conditions)) {
