@@ -76,6 +76,11 @@ pub(crate) fn another_reign() -> Error {
     Error::new(ErrorKind::Unavailable, "the servers elected another leader on the way to renew")
 }
 
+/// A member did not say within so long what became of a lease.
+pub(crate) fn unanswered(limit: Duration) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("the server did not renew the lease within {limit:?}"))
+}
+
 pub(crate) fn unreachable(place: &Place, error: io::Error) -> Error {
     Error::new(ErrorKind::Unavailable, format!("cannot reach {place}")).with_source(error)
 }
@@ -88,10 +93,6 @@ pub(crate) fn disconnected(place: &Place) -> Error {
 
 pub(crate) fn silent(place: &Place, limit: Duration) -> Error {
     Error::new(ErrorKind::Unavailable, format!("{place} did not answer within {limit:?}"))
-}
-
-pub(crate) fn denied(place: &Place, failure: Failure) -> Error {
-    failed(&format!("log in to {place}"), failure)
 }
 
 pub(crate) fn not_tls(place: &Place, error: io::Error) -> Error {

@@ -10,7 +10,7 @@ use simba_core::{Moment, Result, within};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::client::{Client, Compare, Failure, KeptAlive, Op, RangeRequest, Reign, TxnRequest, heard};
-use crate::error::{another_reign, failed};
+use crate::error::{another_reign, failed, unanswered};
 
 /// What a server takes in one transaction unless it is told otherwise.
 const MOST_CHECKS: usize = 128;
@@ -247,7 +247,9 @@ impl Keeper {
     async fn renew(&mut self, tenancy: &Tenancy, life: &Arc<Life>, mut checks: Vec<Check>) {
         for _ in 0..REIGNS {
             let sent = tenancy.client.now();
-            let kept = match tenancy.client.keep_alive(life.id).await {
+            let (clock, patience) = (tenancy.client.clock(), tenancy.client.patience());
+            let kept = within(&**clock, patience, tenancy.client.keep_alive(life.id)).await;
+            let kept = match kept.unwrap_or_else(|| Err(Failure::Unsent(unanswered(patience)))) {
                 Ok(Some(kept)) => kept,
                 Ok(None) => {
                     tenancy.ended(life);

@@ -10,11 +10,13 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, Connection, SendRequest};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper::rt::Executor;
+use hyper_util::rt::TokioIo;
 use simba_core::{Clock, Error};
 use simba_net::dial;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
+use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::metadata::AsciiMetadataValue;
@@ -24,7 +26,7 @@ use tower_service::Service;
 use super::failure::Failure;
 use super::proto::{AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse};
 use crate::config::{EtcdConfig, Place};
-use crate::error::{denied, disconnected, failed, not_tls, unreachable};
+use crate::error::{disconnected, failed, not_tls, unreachable};
 
 /// Room for what is on its way to us: a list of many mutexes in one go.
 const WINDOW: u32 = 1 << 20;
@@ -91,7 +93,7 @@ impl Line {
     async fn greet(&mut self, config: &EtcdConfig, place: &Place) -> Result<(), Error> {
         self.log_in(config, place).await?;
         let seen = self.look_at(Self::look(config)).await;
-        seen.map_err(|failure| failed(&format!("reach {place}"), failure))
+        seen.map_err(|failure| refused(place, "reach", failure))
     }
 
     /// A question that changes nothing and takes a quorum.
@@ -115,10 +117,11 @@ impl Line {
                 tracing::warn!(%place, "authentication is not enabled: everybody may touch the mutexes");
                 return Ok(());
             }
-            said => said.map_err(|failure| denied(place, failure))?,
+            said => said.map_err(|failure| refused(place, "log in to", failure))?,
         };
-        let mut token = AsciiMetadataValue::try_from(said.token)
-            .map_err(|error| denied(place, Failure::Refused(tonic::Status::internal(error.to_string()))))?;
+        let mut token = AsciiMetadataValue::try_from(said.token).map_err(|_| {
+            refused(place, "log in to", Failure::Refused(tonic::Status::internal("no token")))
+        })?;
         token.set_sensitive(true);
         self.token = Some(token);
         Ok(())
@@ -191,21 +194,47 @@ async fn connect(
     shake(place, stream).await
 }
 
+/// The tasks of a connection. They end with it, and whoever waits for an answer is told: by itself it would live on for as
+/// long as there is one to come.
+#[derive(Clone, Debug)]
+struct Tasks(CancellationToken);
+
+impl<F> Executor<F> for Tasks
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        let ends = self.0.clone();
+        tokio::spawn(async move { drop(ends.run_until_cancelled(task).await) });
+    }
+}
+
 async fn shake<T>(place: &Place, stream: T) -> Result<(Channel, Driver), Error>
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let mut builder = Builder::new(TokioExecutor::new());
+    let ends = CancellationToken::new();
+    let mut builder = Builder::new(Tasks(ends.clone()));
     builder.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
     let shaken = builder.handshake(TokioIo::new(stream)).await;
     let (sender, connection): (SendRequest<Body>, Connection<_, _, _>) =
         shaken.map_err(|error| unreachable(place, std::io::Error::other(error)))?;
+    let ends = ends.drop_guard();
     let driver = async move {
+        let _ends = ends;
         if let Err(error) = connection.await {
             tracing::debug!(%error, "the connection broke");
         }
     };
     Ok((Channel { sender }, Box::pin(driver)))
+}
+
+/// Who breaks off the first conversation is of another kind, most likely.
+fn refused(place: &Place, doing: &str, failure: Failure) -> Error {
+    match failure {
+        Failure::Lost(status) => disconnected(place).with_source(status),
+        failure => failed(&format!("{doing} {place}"), failure),
+    }
 }
 
 /// What the server is called in requests.

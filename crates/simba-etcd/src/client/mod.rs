@@ -184,6 +184,12 @@ impl Client {
         }
     }
 
+    /// How long a call about a lease may take. A member that has just lost its leader goes on waiting for it for seconds,
+    /// and a second call reaches the next one.
+    pub(crate) fn patience(&self) -> Duration {
+        self.shared.pulse.limit()
+    }
+
     /// Gives a lease its whole length again; nothing if it is gone.
     pub(crate) async fn keep_alive(&self, id: i64) -> Result<Option<KeptAlive>, Failure> {
         let (number, line) = self.line().await?;

@@ -174,8 +174,10 @@ impl Watches {
     /// The server says something of a watch.
     pub(super) fn told(&self, said: &WatchResponse) {
         if said.canceled && said.compact_revision == 0 {
-            // Not for being late: the next look polls.
-            tracing::debug!(reason = said.cancel_reason, "the server does not watch");
+            // As we asked for, or not for being late: the engine polls.
+            if self.inner().bells.contains_key(&said.watch_id) {
+                tracing::debug!(reason = said.cancel_reason, "the server does not watch");
+            }
             return;
         }
         if said.events.is_empty() && !said.canceled {

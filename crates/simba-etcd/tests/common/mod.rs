@@ -2,14 +2,36 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
-use std::net::SocketAddr;
+pub(crate) mod peer;
+
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::{ConnectUrl, Lease};
+use simba_core::{ConnectUrl, Lease, Result};
 use simba_etcd::{EtcdBackend, EtcdConfig};
 use simba_servers::shared;
 use simba_tck::{Connection, FaultProxy, Fixture, Held, Network, Profile, Shared, async_trait};
+
+/// Connects without any proxy.
+pub(crate) async fn connect(url: &str) -> Result<EtcdBackend> {
+    EtcdBackend::connect(EtcdConfig::from_url(&url.parse()?)?).await
+}
+
+/// What `etcdctl` says at a server of this URL.
+pub(crate) async fn ctl(url: &str, words: &[&str]) -> String {
+    let mut command = etcdctl(url);
+    command.args(words);
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+pub(crate) fn etcdctl(url: &str) -> Command {
+    let mut command = Command::new("etcdctl");
+    command.args(["--endpoints", &url.replacen("etcd", "http", 1)]);
+    command
+}
 
 /// A store that was started elsewhere.
 pub(crate) struct Etcd {
@@ -100,10 +122,6 @@ impl Shared for Etcd {
 pub(crate) struct Proxies(pub(crate) Vec<FaultProxy>);
 
 impl Proxies {
-    pub(crate) fn address(&self, at: usize) -> SocketAddr {
-        self.0[at].address()
-    }
-
     fn each(&self, act: impl Fn(&FaultProxy)) {
         self.0.iter().for_each(act);
     }

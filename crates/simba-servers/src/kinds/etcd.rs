@@ -36,7 +36,7 @@ fn command(place: &Place) -> Result<Command> {
     let mut command = place.program("etcd")?;
     command.arg(format!("--data-dir={}", place.text("data"))).args(["--logger=zap", "--log-outputs=stderr"]);
     // No lease is shorter than one and a half elections, in whole seconds: with these, one second is granted.
-    command.args(["--heartbeat-interval=20", "--election-timeout=200"]);
+    command.args(["--heartbeat-interval=50", "--election-timeout=500"]);
     // Never both on one port: now and then clients without TLS would get to the service that has it.
     if place.tls {
         command.arg(format!("--listen-client-urls=https://{address}"));

@@ -1,0 +1,319 @@
+//! The rows of the fault matrix about etcd's leases, keys and watches.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod common;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use common::peer::{Peer, leads, long, name, sees, soon};
+use common::{Etcd, ctl, lease};
+use simba_core::{
+    Answer, Backend as _, Claim, Clock as _, ContenderId, Holding, Lease, Loss, MutexName, Prior, SystemClock,
+};
+use simba_servers::{Server, Setup, shared};
+use simba_tck::{Network as _, StolenTime, rounds};
+use tokio::time::{sleep, timeout};
+
+async fn by_hand(words: &[&str]) -> String {
+    ctl(&shared("SIMBA_TCK_ETCD"), words).await
+}
+
+/// The keys of a mutex, in no order.
+async fn keys(mutex: &MutexName) -> Vec<String> {
+    let said = by_hand(&["get", "--prefix", "--keys-only", &format!("simba/{mutex}/")]).await;
+    said.lines().filter(|line| !line.is_empty()).map(ToOwned::to_owned).collect()
+}
+
+/// The lease that a key has in its name.
+fn lease_of(key: &str) -> &str {
+    key.rsplit_once('/').unwrap().1.split_once('-').unwrap().0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_52_a_lease_that_is_revoked_is_lost_at_once_and_another_is_granted() {
+    let (one, two) = (Peer::connect().await, Peer::connect().await);
+    for _ in 0..rounds() {
+        let mutex = name();
+        // Neither a renewal nor a poll comes in time to explain it.
+        let leader = one.contend(&mutex, long());
+        let tenure = leads(&leader).await;
+        let [key] = &keys(&mutex).await[..] else { panic!("one key") };
+        let heir = two.contend(&mutex, long());
+        sees(&heir, &tenure).await;
+        sleep(Duration::from_millis(fastrand::u64(0..800))).await;
+        by_hand(&["lease", "revoke", lease_of(key)]).await;
+        let loss = soon("who lost its lease learns of it", tenure.lost()).await;
+        assert!(matches!(loss, Loss::TakenBy(_) | Loss::Vanished), "{loss:?}");
+        let next = leads(&heir).await;
+        assert!(next.token() > tenure.token());
+        heir.stop().await.unwrap();
+        assert!(leads(&leader).await.token() > next.token(), "a new lease has a new key");
+        leader.stop().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_52_a_waiter_whose_lease_is_revoked_takes_a_new_place() {
+    let (one, two) = (Peer::connect().await, Peer::connect().await);
+    for _ in 0..rounds() {
+        let mutex = name();
+        let leader = one.contend(&mutex, lease());
+        let tenure = leads(&leader).await;
+        let [first] = &keys(&mutex).await[..] else { panic!("one key") };
+        let waiter = two.contend(&mutex, lease());
+        sees(&waiter, &tenure).await;
+        let all = keys(&mutex).await;
+        let waits = all.iter().find(|key| *key != first).unwrap();
+        by_hand(&["lease", "revoke", lease_of(waits)]).await;
+        leader.stop().await.unwrap();
+        assert!(leads(&waiter).await.token() > tenure.token());
+        waiter.stop().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_deleted_is_lost_at_once() {
+    let peer = Peer::connect().await;
+    for _ in 0..rounds() * 2 {
+        let mutex = name();
+        let leader = peer.contend(&mutex, long());
+        let tenure = leads(&leader).await;
+        sleep(Duration::from_millis(fastrand::u64(0..800))).await;
+        by_hand(&["del", "--prefix", &format!("simba/{mutex}/")]).await;
+        let loss = soon("a leader without a key has lost", tenure.lost()).await;
+        assert_eq!(loss, Loss::Vanished);
+        assert!(leads(&leader).await.token() > tenure.token(), "a new key has a new token");
+        leader.stop().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_53_a_compaction_costs_no_waiter_its_turn() {
+    let (one, two) = (Peer::connect().await, Peer::connect().await);
+    for round in 0..rounds().max(4) {
+        let mutex = name();
+        let leader = one.contend(&mutex, long());
+        let tenure = leads(&leader).await;
+        let heir = two.contend(&mutex, long());
+        sees(&heir, &tenure).await;
+        if round % 2 == 1 {
+            // What happens meanwhile is forgotten before the waiter can ask for it.
+            two.network.stall();
+        }
+        leader.stop().await.unwrap();
+        let revision = by_hand(&["put", &format!("other-{mutex}"), "x", "-w", "json"]).await;
+        let revision = revision.split("\"revision\":").nth(1).unwrap();
+        let revision = revision.split(|char: char| !char.is_ascii_digit()).next().unwrap().to_owned();
+        let _ = timeout(Duration::from_secs(5), ctl_may_fail(&["compact", &revision])).await;
+        two.network.heal();
+        assert!(leads(&heir).await.token() > tenure.token());
+        heir.stop().await.unwrap();
+    }
+}
+
+/// A compaction that another test has gone beyond is refused, and as good.
+async fn ctl_may_fail(words: &[&str]) {
+    let mut command = common::etcdctl(&shared("SIMBA_TCK_ETCD"));
+    command.args(words);
+    tokio::task::spawn_blocking(move || drop(command.output())).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_without_a_reply_is_one_key() {
+    let peer = Peer::connect().await;
+    let mutex = name();
+    // The connection stands before the reply is lost, and so does the lease.
+    peer.simba.locker(mutex.clone()).lock().await.unwrap().release().await.unwrap();
+    for _ in 0..rounds() * 5 {
+        let locker = peer.simba.locker(mutex.clone());
+        peer.network.lose_next_reply();
+        let guard = soon("what was won without a reply is adopted", locker.lock()).await.unwrap();
+        assert_eq!(keys(&mutex).await.len(), 1, "one key for one contender");
+        guard.release().await.unwrap();
+        assert_eq!(keys(&mutex).await.len(), 0, "no key for nobody");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_that_is_given_up_leaves_no_key() {
+    let (backend, network) = Etcd::single().proxied().await;
+    let mutex = name();
+    let claim = || Claim::new(mutex.clone(), ContenderId::generate(), long());
+    backend.open(claim()).await.unwrap().contend(Prior::Nothing).await.unwrap();
+    for round in 0..rounds() * 10 {
+        let mut session = backend.open(claim()).await.unwrap();
+        if round % 3 == 0 {
+            network.lose_next_reply();
+        }
+        // Given up at any point, and the session with it; no end of a lease this long explains what follows.
+        let patience = Duration::from_micros(fastrand::u64(0..3_000));
+        let _ = timeout(patience, session.contend(Prior::Nothing)).await;
+        drop(session);
+    }
+    soon("who gave up is gone", async {
+        while !keys(&mutex).await.is_empty() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_20_a_waiter_whose_watch_is_cut_off_looks_again() {
+    let (one, two) = (Peer::connect().await, Peer::connect().await);
+    for _ in 0..rounds() {
+        let mutex = name();
+        let leader = one.contend(&mutex, long());
+        let tenure = leads(&leader).await;
+        let heir = two.contend(&mutex, long());
+        sees(&heir, &tenure).await;
+        // The watch is gone with the connection; its poll is far too long to explain what follows.
+        two.network.cut();
+        leader.stop().await.unwrap();
+        assert!(leads(&heir).await.token() > tenure.token());
+        heir.stop().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_25_a_waiter_that_stands_still_blocks_for_a_lease_at_most() {
+    let (one, two, three) = (Peer::connect().await, Peer::connect().await, Peer::connect().await);
+    for _ in 0..rounds() {
+        let mutex = name();
+        let leader = one.contend(&mutex, lease());
+        let tenure = leads(&leader).await;
+        let head = two.contend(&mutex, lease());
+        sees(&head, &tenure).await;
+        let next = three.contend(&mutex, lease());
+        sees(&next, &tenure).await;
+        two.network.stall();
+        leader.stop().await.unwrap();
+        let (freed, stolen) = (SystemClock.now(), StolenTime::mark());
+        leads(&next).await;
+        let took = SystemClock.now() - freed;
+        // Servers look for leases that have ended twice a second.
+        let limit = lease().total() + Duration::from_secs(1) + stolen.so_far();
+        assert!(took <= limit, "broken: the next one leads within {limit:?}, not after {took:?}");
+        two.network.heal();
+        head.stop().await.unwrap();
+        next.stop().await.unwrap();
+    }
+}
+
+/// Waits in one handle behind a holder in another for so long, then is handed the mutex. Gives what was granted, and how
+/// long ago the waiter joined.
+async fn handed_over_after(lease: Lease, wait: Duration) -> (Duration, Duration) {
+    let (one, _network) = Etcd::single().proxied().await;
+    let (two, _other_network) = Etcd::single().proxied().await;
+    let mutex = name();
+    let claim = || Claim::new(mutex.clone(), ContenderId::generate(), lease);
+    let (mut holder, mut waiter) = (one.open(claim()).await.unwrap(), two.open(claim()).await.unwrap());
+    assert!(matches!(holder.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
+    assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+    let joined = SystemClock.now();
+    // The hint of a subscription, which is always given.
+    waiter.changed().await.unwrap();
+    sleep(wait).await;
+    holder.release(Holding::Unknown).await.unwrap();
+    soon("a release wakes the next", waiter.changed()).await.unwrap();
+    let asked = SystemClock.now();
+    let Answer::Ours(ours) = waiter.contend(Prior::Nothing).await.unwrap() else {
+        panic!("broken: the one who was woken has it")
+    };
+    (ours.remaining, asked - joined)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_grants_no_more_than_the_last_proof_left() {
+    // Too short a wait for a renewal of the waiter's lease since it was granted.
+    let (granted, age) = handed_over_after(long(), Duration::from_secs(1)).await;
+    let all = long().total();
+    assert!(granted <= all - age, "broken: {granted:?} of {all:?} are granted on what was shown {age:?} ago");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_s_lease_is_renewed_before_its_turn_comes() {
+    // After so long nothing is left of what the grant gave.
+    let (granted, _) = handed_over_after(lease(), lease().total()).await;
+    let all = lease().total();
+    assert!(granted >= all / 2, "broken: {granted:?} of {all:?} are too little to work under");
+}
+
+/// How many wait in row 29, and how many hand-overs are counted.
+const CROWD: usize = 1_000;
+const HANDOVERS: usize = 50;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_29_a_release_among_a_thousand_costs_five_calls() {
+    let server = Setup::etcd().start().unwrap();
+    let (backend, _network) = Etcd::at(server.url()).proxied().await;
+    let mutex = name();
+    let mut sessions = VecDeque::new();
+    for at in 0..CROWD {
+        let claim = Claim::new(mutex.clone(), ContenderId::generate(), long());
+        let mut session = backend.open(claim).await.unwrap();
+        let answer = session.contend(Prior::Nothing).await.unwrap();
+        assert_eq!(matches!(answer, Answer::Ours(_)), at == 0, "{answer:?}");
+        if at > 0 {
+            session.changed().await.unwrap();
+        }
+        sessions.push_back(session);
+    }
+    let before = received(&server);
+    for _ in 0..HANDOVERS {
+        let mut leader = sessions.pop_front().unwrap();
+        leader.release(Holding::Unknown).await.unwrap();
+        let next = &mut sessions[0];
+        soon("a release wakes the next", next.changed()).await.unwrap();
+        let answer = next.contend(Prior::Nothing).await.unwrap();
+        assert!(matches!(answer, Answer::Ours(_)), "broken: the one who was woken has it: {answer:?}");
+        // A leader listens for the loss of its key.
+        let _ = timeout(Duration::from_millis(5), next.changed()).await;
+    }
+    let calls = received(&server) - before;
+    assert!(
+        calls <= 5 * HANDOVERS,
+        "broken: at most five calls for a hand-over, not {calls} for {HANDOVERS}"
+    );
+}
+
+/// How many messages came to a server so far.
+fn received(server: &Server) -> usize {
+    use std::io::{Read as _, Write as _};
+    let mut stream = std::net::TcpStream::connect(server.address()).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut metrics = String::new();
+    stream.read_to_string(&mut metrics).unwrap();
+    let counts = metrics.lines().filter(|line| line.starts_with("grpc_server_msg_received_total"));
+    counts.map(|line| line.rsplit_once(' ').unwrap().1.parse::<usize>().unwrap()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_survives_a_restart_of_the_server() {
+    let mut server = Setup::etcd().start().unwrap();
+    let peer = Peer::at(&Etcd::at(server.url())).await;
+    let mutex = name();
+    for kill in [false, true] {
+        let leader = peer.contend(&mutex, long());
+        let tenure = leads(&leader).await;
+        let mut moved = server;
+        server = tokio::task::spawn_blocking(move || {
+            if kill {
+                moved.kill().unwrap();
+            }
+            moved.restart().unwrap();
+            moved
+        })
+        .await
+        .unwrap();
+        assert!(tenure.is_held());
+        let other = Peer::at(&Etcd::at(server.url())).await;
+        assert!(other.simba.locker(mutex.clone()).try_lock().await.unwrap().is_none(), "it is still held");
+        leader.stop().await.unwrap();
+        let next = soon("the store works on", other.simba.locker(mutex.clone()).lock()).await.unwrap();
+        assert!(next.token() > tenure.token(), "tokens survive a restart");
+        next.release().await.unwrap();
+    }
+}
