@@ -13,21 +13,27 @@ use simba_core::MutexName;
 use simba_servers::shared;
 use tokio::time::sleep;
 
-/// A lock of `etcdctl`, held until it is dropped.
-struct Lock(Child);
+/// A lock of `etcdctl` that a command runs under.
+struct Lock {
+    process: Child,
+    /// The command ends when there is a file of this name, and with it the lock.
+    end: tempfile::TempDir,
+}
 
 impl Lock {
     /// Waits for its turn by itself.
     fn begin(mutex: &MutexName) -> Self {
+        let end = tempfile::tempdir().unwrap();
+        let script = "echo $ETCD_LOCK_KEY; while [ ! -e \"$0\" ]; do sleep 0.02; done";
+        let file = end.path().join("end").display().to_string();
         let mut command = etcdctl(&shared("SIMBA_TCK_ETCD"));
-        // Closed with us: without a reader of what it says it would stay.
-        command.args(["lock", &format!("simba/{mutex}")]).stdin(Stdio::null()).stdout(Stdio::piped());
-        Self(command.spawn().unwrap())
+        command.args(["lock", &format!("simba/{mutex}"), "--", "sh", "-c", script, &file]);
+        Self { process: command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap(), end }
     }
 
     /// Completes once it has the lock, and says by which key.
     async fn held(&mut self) -> String {
-        let out = self.0.stdout.take().unwrap();
+        let out = self.process.stdout.take().unwrap();
         let line = tokio::task::spawn_blocking(move || {
             let mut line = String::new();
             std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
@@ -36,14 +42,16 @@ impl Lock {
         soon("etcdctl has the lock", line).await.unwrap().trim().to_owned()
     }
 
-    /// In order, as by a person's Ctrl-C: it unlocks.
     async fn end(mut self) {
-        let pid = self.0.id().to_string();
-        let ended = tokio::task::spawn_blocking(move || {
-            std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap();
-            self.0.wait().unwrap();
-        });
-        soon("etcdctl ends", ended).await.unwrap();
+        std::fs::write(self.end.path().join("end"), "").unwrap();
+        let ended = tokio::task::spawn_blocking(move || self.process.wait().unwrap());
+        assert!(soon("etcdctl ends", ended).await.unwrap().success());
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
     }
 }
 
