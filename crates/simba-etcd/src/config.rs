@@ -3,7 +3,7 @@
 use std::fmt;
 
 use simba_core::{ConnectUrl, Error, ErrorKind, Result};
-use simba_net::Tls;
+use simba_net::{Place, Tls};
 
 use crate::NAME;
 use crate::keys::Keys;
@@ -36,22 +36,6 @@ pub struct EtcdConfig {
     pub(crate) prefix: String,
     pub(crate) login: Option<Login>,
     pub(crate) tls: Option<Tls>,
-}
-
-/// One member of the cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) host: String,
-    pub(crate) port: u16,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            return write!(f, "[{}]:{}", self.host, self.port);
-        }
-        write!(f, "{}:{}", self.host, self.port)
-    }
 }
 
 #[derive(Clone)]
@@ -90,11 +74,7 @@ impl EtcdConfig {
             "etcds" => true,
             _ => return Err(invalid("the URL of an etcd begins with `etcd:` or `etcds:`")),
         };
-        let places: Vec<_> = url
-            .hosts()
-            .iter()
-            .map(|host| Place { host: host.name.clone(), port: host.port.unwrap_or(PORT) })
-            .collect();
+        let places = Place::all(url, PORT);
         if places.is_empty() {
             return Err(invalid("the URL names no server: write etcd://host1,host2,host3"));
         }

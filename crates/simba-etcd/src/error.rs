@@ -7,7 +7,7 @@ use simba_core::{Error, ErrorKind};
 use tonic::{Code, Status};
 
 use crate::client::Failure;
-use crate::config::Place;
+use simba_net::Place;
 
 /// The error of a call that was made to do this: `delete a key`.
 pub(crate) fn failed(doing: &str, failure: Failure) -> Error {

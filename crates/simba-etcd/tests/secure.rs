@@ -11,30 +11,8 @@ use std::time::Duration;
 use common::{Etcd, connect, ctl};
 use simba_core::{Error, ErrorKind, Simba};
 use simba_servers::{Certificates, Server, Setup, shared};
-use simba_tck::{Fixture, Network as _};
+use simba_tck::{Network as _, run_sample};
 use tokio::time::sleep;
-
-/// A handful of cases that touch every kind of call.
-const CASES: &[&str] = &[
-    "a_wait_ends_with_the_release",
-    "a_holder_outlives_its_lease",
-    "they_grow_with_every_acquisition",
-    "a_release_wakes_the_next",
-    "waiters_are_served_in_order",
-    "cuts_are_ridden_out",
-    "a_lost_reply_is_no_ghost",
-    "a_list_names_what_is_held",
-    "a_probe_answers",
-];
-
-async fn handful(fixture: &dyn Fixture) {
-    let mut run = 0;
-    for case in simba_tck::cases().iter().filter(|case| CASES.contains(&case.name)) {
-        tokio::time::timeout(simba_tck::CASE_LIMIT, case.run(fixture)).await.expect("the case ends");
-        run += 1;
-    }
-    assert_eq!(run, CASES.len());
-}
 
 fn tls_file(name: &str) -> String {
     Path::new(&shared("SIMBA_TCK_TLS")).join(name).display().to_string()
@@ -53,7 +31,7 @@ async fn tls_server(settings: &'static [&'static str]) -> Server {
 async fn the_kit_runs_over_tls() {
     let server = tls_server(&[]).await;
     let (port, ca) = (server.address().port(), tls_file("ca.pem"));
-    handful(&Etcd::at(format!("etcds://localhost:{port}?tls-ca={ca}"))).await;
+    run_sample(&Etcd::at(format!("etcds://localhost:{port}?tls-ca={ca}"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -116,7 +94,7 @@ async fn guarded() -> Server {
 async fn row_65_the_kit_runs_with_no_more_rights_than_it_takes() {
     let server = guarded().await;
     let address = server.address();
-    handful(&Etcd::at(format!("etcd://tck:{PASSWORD}@{address}/teams"))).await;
+    run_sample(&Etcd::at(format!("etcd://tck:{PASSWORD}@{address}/teams"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

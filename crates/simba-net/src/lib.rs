@@ -7,11 +7,13 @@
 
 mod backoff;
 mod dial;
+mod place;
 mod socket;
 mod tls;
 
 pub use backoff::Backoff;
 pub use dial::dial;
+pub use place::Place;
 pub use rustls;
 pub use socket::Socket;
 pub use tls::{Tls, Verify};

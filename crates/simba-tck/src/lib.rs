@@ -102,10 +102,10 @@ pub use history::{Event, History, Rule, Violation, What};
 pub use network::Network;
 pub use processes::Shared;
 pub use profile::Profile;
-pub use proxy::FaultProxy;
+pub use proxy::{FaultProxy, Proxies};
 pub use rows::rounds;
 pub use simba_core::async_trait;
 pub use stolen::StolenTime;
-pub use suite::{CASE_LIMIT, Case, CaseFuture, cases};
+pub use suite::{CASE_LIMIT, Case, CaseFuture, cases, run_sample};
 #[doc(hidden)]
 pub use suite::{run, run_within};

@@ -60,6 +60,32 @@ pub fn cases() -> &'static [Case] {
     crate::__cases!(registry)
 }
 
+/// A handful of cases that touch every kind of call.
+const SAMPLE: &[&str] = &[
+    "a_wait_ends_with_the_release",
+    "a_holder_outlives_its_lease",
+    "they_grow_with_every_acquisition",
+    "a_release_wakes_the_next",
+    "waiters_are_served_in_order",
+    "cuts_are_ridden_out",
+    "a_lost_reply_is_no_ghost",
+    "a_list_names_what_is_held",
+    "a_probe_answers",
+];
+
+/// Runs a handful of cases that touch every kind of call: for another way to the same store, such as TLS or a user
+/// with few rights, where all of them would tell nothing new.
+///
+/// # Panics
+///
+/// If a case does, or hangs.
+pub async fn run_sample(fixture: &dyn Fixture) {
+    for case in cases().iter().filter(|case| SAMPLE.contains(&case.name)) {
+        let ended = tokio::time::timeout(CASE_LIMIT, case.run(fixture)).await;
+        assert!(ended.is_ok(), "broken: {case:?} ends within {CASE_LIMIT:?}");
+    }
+}
+
 /// Runs one case as a test, on a runtime of its own.
 ///
 /// # Panics
@@ -115,5 +141,11 @@ mod tests {
         let names: HashSet<_> = cases().iter().map(|case| (case.group, case.name)).collect();
         assert_eq!(names.len(), cases().len());
         assert!(cases().len() >= 90, "a case is missing from the list");
+    }
+
+    #[test]
+    fn every_case_of_the_sample_is_there_once() {
+        let sampled = cases().iter().filter(|case| SAMPLE.contains(&case.name));
+        assert_eq!(sampled.count(), SAMPLE.len());
     }
 }

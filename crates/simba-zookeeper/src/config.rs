@@ -3,7 +3,7 @@
 use std::fmt;
 
 use simba_core::{ConnectUrl, Error, ErrorKind, Result};
-use simba_net::Tls;
+use simba_net::{Place, Tls};
 
 use crate::NAME;
 use crate::client::Access;
@@ -40,19 +40,6 @@ pub struct ZookeeperConfig {
     pub(crate) login: Option<Login>,
     pub(crate) tls: Option<Tls>,
     pub(crate) access: Access,
-}
-
-/// One server of the ensemble.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) host: String,
-    pub(crate) port: u16,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
-    }
 }
 
 /// How credentials are shown.
@@ -98,11 +85,7 @@ impl ZookeeperConfig {
         url.only_keys(KEYS)?;
         let tls = tls(url)?;
         let usual = if tls.is_some() { TLS_PORT } else { PORT };
-        let places: Vec<_> = url
-            .hosts()
-            .iter()
-            .map(|host| Place { host: host.name.clone(), port: host.port.unwrap_or(usual) })
-            .collect();
+        let places = Place::all(url, usual);
         if places.is_empty() {
             return Err(invalid("the URL names no server: write zookeeper://host1,host2,host3"));
         }

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::raw::{self, Raw};
-use common::{Proxies, Zookeeper, lease};
+use common::{Zookeeper, lease};
 use simba_core::{Clock, Contention, Lease, Loss, MutexName, Simba, SystemClock, Tenure};
 use simba_servers::{Server, Setup, shared};
-use simba_tck::{Network, StolenTime, rounds};
+use simba_tck::{Network, Proxies, StolenTime, rounds};
 use tokio::time::{sleep, timeout};
 
 /// Far more than anything takes that takes no time, and far less than a [`long`] lease.

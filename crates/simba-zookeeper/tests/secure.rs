@@ -11,30 +11,8 @@ use common::Zookeeper;
 use common::raw::Raw;
 use simba_core::{Error, ErrorKind, Result, Simba};
 use simba_servers::{Certificates, Server, Setup, shared};
-use simba_tck::Fixture;
+use simba_tck::run_sample;
 use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
-
-/// A handful of cases that touch every kind of call.
-const CASES: &[&str] = &[
-    "a_wait_ends_with_the_release",
-    "a_holder_outlives_its_lease",
-    "they_grow_with_every_acquisition",
-    "a_release_wakes_the_next",
-    "waiters_are_served_in_order",
-    "cuts_are_ridden_out",
-    "a_lost_reply_is_no_ghost",
-    "a_list_names_what_is_held",
-    "a_probe_answers",
-];
-
-async fn handful(fixture: &dyn Fixture) {
-    let mut run = 0;
-    for case in simba_tck::cases().iter().filter(|case| CASES.contains(&case.name)) {
-        tokio::time::timeout(simba_tck::CASE_LIMIT, case.run(fixture)).await.expect("the case ends");
-        run += 1;
-    }
-    assert_eq!(run, CASES.len());
-}
 
 async fn connect(url: &str) -> Result<ZookeeperBackend> {
     ZookeeperBackend::connect(ZookeeperConfig::from_url(&url.parse()?)?).await
@@ -53,7 +31,7 @@ fn tls_server() -> Server {
 async fn the_kit_runs_over_tls() {
     let server = tls_server();
     let (port, ca) = (server.address().port(), tls_file("ca.pem"));
-    handful(&Zookeeper::at(format!("zookeepers://localhost:{port}?tls-ca={ca}"))).await;
+    run_sample(&Zookeeper::at(format!("zookeepers://localhost:{port}?tls-ca={ca}"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -108,7 +86,7 @@ async fn the_kit_runs_with_sasl() {
     let server = sasl_server(dir.path());
     let address = server.address();
     let url = format!("zookeeper://tck:{SASL_PASSWORD}@{address}?auth=sasl&acl=creator");
-    handful(&Zookeeper::at(url)).await;
+    run_sample(&Zookeeper::at(url)).await;
     for wrong in ["tck:wrong", "nobody:wrong"] {
         let error = connect(&format!("zookeeper://{wrong}@{address}?auth=sasl")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");

@@ -13,7 +13,7 @@ use hyper::client::conn::http2::{Builder, Connection, SendRequest};
 use hyper::rt::Executor;
 use hyper_util::rt::TokioIo;
 use simba_core::{Clock, Error};
-use simba_net::dial;
+use simba_net::{Place, dial};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
@@ -25,7 +25,7 @@ use tower_service::Service;
 
 use super::failure::Failure;
 use super::proto::{AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse};
-use crate::config::{EtcdConfig, Place};
+use crate::config::EtcdConfig;
 use crate::error::{disconnected, failed, not_tls, unreachable};
 
 /// Room for what is on its way to us: a list of many mutexes in one go.

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use simba_core::{Contention, Lease, MutexName, Simba, Tenure};
+use simba_tck::Proxies;
 use tokio::time::{sleep, timeout};
 
-use super::{Etcd, Proxies, lease};
+use super::{Etcd, lease};
 
 /// Far more than anything takes that takes no time, and far less than a [`long`] lease.
 pub(crate) const SOON: Duration = Duration::from_secs(10);

@@ -3,6 +3,7 @@
 
 mod conditions;
 mod connection;
+mod group;
 mod host;
 mod http2;
 mod lane;
@@ -16,6 +17,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use conditions::{Latency, Stall};
+pub use group::Proxies;
 use host::Host;
 pub use shared::Counts;
 use shared::Shared;

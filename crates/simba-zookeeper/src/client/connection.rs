@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use simba_core::{Clock, Error, ErrorKind, within};
-use simba_net::dial;
+use simba_net::{Place, dial};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
 
@@ -15,7 +15,7 @@ use super::frame::Frames;
 use super::jute::{Malformed, Reader, Writer};
 use super::message::{self, Granted, Header};
 use super::sasl;
-use crate::config::{Login, Place, Scheme, ZookeeperConfig};
+use crate::config::{Login, Scheme, ZookeeperConfig};
 
 /// The two directions of a connection that a server has accepted.
 pub(super) struct Wire {

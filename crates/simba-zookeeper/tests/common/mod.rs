@@ -4,14 +4,13 @@
 
 pub(crate) mod raw;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use raw::Raw;
-use simba_core::{ConnectUrl, Lease};
+use simba_core::Lease;
 use simba_servers::shared;
-use simba_tck::{Connection, FaultProxy, Fixture, Held, Network, Profile, Shared, async_trait};
+use simba_tck::{Connection, Fixture, Profile, Proxies, Shared, async_trait};
 use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
 
 /// A store that was started elsewhere.
@@ -52,30 +51,11 @@ impl Zookeeper {
 
     /// A connection whose network is at hand.
     pub(crate) async fn proxied(&self) -> (ZookeeperBackend, Arc<Proxies>) {
-        let url: ConnectUrl = self.url.parse().unwrap();
-        let mut proxies = Vec::new();
-        for host in url.hosts() {
-            proxies.push(FaultProxy::start(host).await.unwrap());
-        }
-        let config = ZookeeperConfig::from_url(&url).unwrap();
-        let config = through(&url, config, &proxies);
+        let proxies = Proxies::start(&self.url.parse().unwrap()).await.unwrap();
+        let config = ZookeeperConfig::from_url(&proxies.url().unwrap()).unwrap();
         let backend = ZookeeperBackend::connect(config).await.unwrap_or_else(|error| panic!("{error:?}"));
-        (backend, Arc::new(Proxies(proxies)))
+        (backend, Arc::new(proxies))
     }
-}
-
-/// The same store, by way of the proxies.
-fn through(url: &ConnectUrl, _: ZookeeperConfig, proxies: &[FaultProxy]) -> ZookeeperConfig {
-    // By name: the certificate of the servers is for that alone.
-    let addresses: Vec<_> =
-        proxies.iter().map(|proxy| format!("localhost:{}", proxy.address().port())).collect();
-    let login = match (url.user(), url.password()) {
-        (Some(user), Some(password)) => format!("{user}:{password}@"),
-        _ => String::new(),
-    };
-    let query: Vec<_> = url.queries().map(|(key, value)| format!("{key}={value}")).collect();
-    let text = format!("{}://{login}{}{}?{}", url.scheme(), addresses.join(","), url.path(), query.join("&"));
-    ZookeeperConfig::from_url(&text.trim_end_matches('?').parse().unwrap()).unwrap()
 }
 
 pub(crate) fn lease() -> Lease {
@@ -109,64 +89,5 @@ impl Shared for Zookeeper {
 
     fn attach(address: &str) -> Self {
         Self::at(address)
-    }
-}
-
-/// One network with a way to each server.
-pub(crate) struct Proxies(pub(crate) Vec<FaultProxy>);
-
-impl Proxies {
-    pub(crate) fn address(&self, at: usize) -> SocketAddr {
-        self.0[at].address()
-    }
-
-    fn each(&self, act: impl Fn(&FaultProxy)) {
-        self.0.iter().for_each(act);
-    }
-}
-
-impl Network for Proxies {
-    fn stall(&self) {
-        self.each(FaultProxy::stall);
-    }
-
-    fn stall_replies(&self) {
-        self.each(FaultProxy::stall_replies);
-    }
-
-    fn delay(&self, each: Duration, jitter: Duration) {
-        self.each(|proxy| proxy.delay(each, jitter));
-    }
-
-    fn refuse(&self) {
-        self.each(|proxy| {
-            proxy.refuse();
-            proxy.cut();
-        });
-    }
-
-    fn requests(&self) -> usize {
-        self.0.iter().map(FaultProxy::requests).sum()
-    }
-
-    fn heal(&self) {
-        self.each(FaultProxy::pass);
-    }
-
-    fn cut(&self) {
-        self.each(FaultProxy::cut);
-    }
-
-    fn lose_next_reply(&self) {
-        // On the one that is in use; the others would lose one much later.
-        let used = self.0.iter().max_by_key(|proxy| proxy.connections());
-        used.iter().for_each(|proxy| proxy.drop_next_reply());
-    }
-
-    fn hold_next_request(&self) -> Option<Held> {
-        match &self.0[..] {
-            [only] => Some(only.hold_next_request()),
-            _ => None,
-        }
     }
 }
