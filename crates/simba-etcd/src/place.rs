@@ -52,7 +52,7 @@ impl Place {
     pub(crate) async fn outcome(&mut self) -> Option<Result<TxnResponse, Failure>> {
         let outcome = heard(self.joining.as_mut()?).await;
         self.joining = None;
-        self.unsure |= matches!(outcome, Err(Failure::Lost(_)));
+        self.unsure |= outcome.as_ref().is_err_and(Failure::is_unsure);
         Some(outcome)
     }
 

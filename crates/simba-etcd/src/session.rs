@@ -151,7 +151,7 @@ impl EtcdSession {
         match outcome {
             Ok(answer) => Ok(Some(answer)),
             // The next call asks for the same key: it is made once.
-            Err(failure @ Failure::Lost(_)) => Err(failed("take a place in the queue", failure)),
+            Err(failure) if failure.is_unsure() => Err(failed("take a place in the queue", failure)),
             Err(failure) => {
                 let place = self.place.take();
                 if failure.is_lease_gone() {

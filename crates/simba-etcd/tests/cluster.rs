@@ -120,6 +120,36 @@ async fn row_53_the_leader_stands_still_while_a_mutex_is_held() {
     }
 }
 
+/// What is asked for without a quorum is carried out when there is one again, when nobody wants it any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_that_is_made_late_does_not_stay() {
+    let mut cluster = start().await;
+    // Longer than the test: no end of a lease explains what follows.
+    let long = Lease::new(Duration::from_secs(60), Duration::from_secs(30)).unwrap();
+    for _ in 0..rounds().min(3) {
+        let leader = cluster.leader().unwrap();
+        let (one, mutex) = (simba(&cluster.server(leader).url()).await, name());
+        // The lease stands before.
+        one.locker(name()).with_lease(long).lock().await.unwrap().release().await.unwrap();
+        let others: Vec<_> = (0..3).filter(|other| *other != leader).collect();
+        let each = others.clone();
+        let (alone, ()) = with(cluster, move |cluster| {
+            each.iter().for_each(|other| cluster.server_mut(*other).pause().unwrap());
+        })
+        .await;
+        let given_up =
+            timeout(Duration::from_millis(100), one.locker(mutex.clone()).with_lease(long).lock()).await;
+        assert!(given_up.is_err(), "broken: nobody gets a mutex without a quorum");
+        (cluster, ()) = with(alone, move |cluster| {
+            others.iter().for_each(|other| cluster.server_mut(*other).resume().unwrap());
+        })
+        .await;
+        let two = simba(&cluster.url()).await;
+        let taken = timeout(PATIENCE, two.locker(mutex).with_lease(long).lock()).await;
+        taken.expect("broken: what came late does not stay").unwrap().release().await.unwrap();
+    }
+}
+
 /// As long as it takes a leader to notice that nobody follows: so long it answers keep-alives by itself.
 const ELECTION: Duration = Duration::from_secs(4);
 

@@ -23,6 +23,24 @@ impl Failure {
         if status.source().is_some() { Self::Lost(status) } else { Self::Refused(status) }
     }
 
+    /// Whether it may have been carried out all the same, or may be later: the connection broke, or the server gave up
+    /// waiting for the others.
+    pub(crate) fn is_unsure(&self) -> bool {
+        match self {
+            Self::Lost(_) => true,
+            Self::Refused(status) => matches!(
+                status.code(),
+                Code::Unavailable
+                    | Code::DeadlineExceeded
+                    | Code::Cancelled
+                    | Code::Aborted
+                    | Code::Internal
+                    | Code::Unknown
+            ),
+            Self::Unsent(_) | Self::Closed => false,
+        }
+    }
+
     fn says(&self, code: Code, text: &str) -> bool {
         matches!(self, Self::Refused(status) if status.code() == code && status.message().contains(text))
     }
@@ -60,5 +78,13 @@ mod tests {
         assert!(matches!(Failure::of(Status::from_error(Box::new(broken))), Failure::Lost(_)));
         assert!(Failure::of(Status::unauthenticated("etcdserver: invalid auth token")).is_logged_out());
         assert!(!Failure::Closed.is_lease_gone());
+    }
+
+    #[test]
+    fn what_the_servers_gave_up_waiting_for_may_still_happen() {
+        assert!(Failure::of(Status::unavailable("etcdserver: request timed out")).is_unsure());
+        assert!(Failure::of(Status::unavailable("etcdserver: leader changed")).is_unsure());
+        assert!(!Failure::of(Status::permission_denied("etcdserver: permission denied")).is_unsure());
+        assert!(!Failure::of(Status::not_found("etcdserver: requested lease not found")).is_unsure());
     }
 }
