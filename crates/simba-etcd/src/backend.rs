@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use simba_core::{Backend, Claim, Clock, Operate, Result, Session, SystemClock};
+use simba_core::{Backend, Claim, Clock, Error, ErrorKind, Operate, Result, Session, SystemClock};
 
 use crate::NAME;
 use crate::client::Client;
@@ -65,6 +65,10 @@ impl EtcdBackend {
     ///
     /// As [`connect`](Self::connect).
     pub async fn connect_with_clock(config: EtcdConfig, clock: Arc<dyn Clock>) -> Result<Self> {
+        if config.places.is_empty() {
+            let message = "no member to connect to: name at least one";
+            return Err(Error::new(ErrorKind::Invalid, message).with_backend(NAME));
+        }
         let config = Arc::new(config);
         let client = Arc::new(Client::start(Arc::clone(&config), clock));
         client.ready().await.map_err(|error| error.with_backend(NAME))?;

@@ -27,14 +27,16 @@ fn refused(doing: &str, status: Status) -> Error {
     let (kind, message) = match status.code() {
         Code::PermissionDenied => (
             ErrorKind::Denied,
-            format!("no right to {doing}: give the user's role readwrite on the prefix `simba/`"),
+            format!(
+                "no right to {doing}: give the user's role readwrite on `simba/`, below the URL's prefix if it has one"
+            ),
         ),
         Code::Unauthenticated => {
             (ErrorKind::Denied, format!("no login to {doing}: check the user and its password"))
         }
         Code::InvalidArgument if said.contains("user name is empty") => (
             ErrorKind::Denied,
-            format!("cannot {doing}: the servers ask for a user and a password, and the URL has none"),
+            format!("cannot {doing}: the servers ask for a user and a password; put them into the URL"),
         ),
         Code::InvalidArgument if said.contains("invalid user ID or password") => {
             (ErrorKind::Denied, format!("cannot {doing}: check the user and its password"))
@@ -48,7 +50,10 @@ fn refused(doing: &str, status: Status) -> Error {
         Code::Unimplemented => {
             (ErrorKind::Config, format!("the server cannot {doing}: it takes etcd 3.4 or later"))
         }
-        _ => (ErrorKind::Unavailable, format!("the server did not {doing}")),
+        Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
+            (ErrorKind::Config, format!("the server refuses to {doing}: {said}"))
+        }
+        _ => (ErrorKind::Unavailable, format!("the server did not {doing}: {said}")),
     };
     Error::new(kind, message).with_source(status)
 }
@@ -113,11 +118,7 @@ mod tests {
     fn every_refusal_has_its_kind_and_its_cure() {
         let cases = [
             (Status::permission_denied("etcdserver: permission denied"), ErrorKind::Denied, "readwrite"),
-            (
-                Status::invalid_argument("etcdserver: user name is empty"),
-                ErrorKind::Denied,
-                "the URL has none",
-            ),
+            (Status::invalid_argument("etcdserver: user name is empty"), ErrorKind::Denied, "into the URL"),
             (
                 Status::invalid_argument("etcdserver: authentication failed, invalid user ID or password"),
                 ErrorKind::Denied,

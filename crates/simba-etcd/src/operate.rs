@@ -8,7 +8,7 @@ use simba_core::operate::{EvictIf, Eviction, Finding, MutexRecord, Operate, Prob
 use simba_core::{Lease, MutexName, Result};
 
 use crate::backend::EtcdBackend;
-use crate::client::{Compare, DeleteRangeRequest, KeyValue, Op, RangeRequest, TxnRequest};
+use crate::client::{Compare, DeleteRangeRequest, KeyValue, Op, TxnRequest};
 use crate::error::{failed, restless};
 use crate::keys;
 use crate::queue::{self, Head};
@@ -86,7 +86,8 @@ impl Operate for EtcdBackend {
             let Some(mutex) = keys.mutex_of(&kv.key) else { continue };
             match mutexes.get_mut(&mutex) {
                 Some(seen) => seen.keys += 1,
-                None => drop(mutexes.insert(mutex, Seen { head: Some(Head::of(&kv)?), keys: 1 })),
+                // Whoever has a key without any name holds it all the same, and hides no other mutex.
+                None => drop(mutexes.insert(mutex, Seen { head: Head::of(&kv).ok(), keys: 1 })),
             }
         }
         // One lease carries many mutexes.
@@ -140,9 +141,7 @@ impl Operate for EtcdBackend {
     async fn probe(&self) -> Result<Probe> {
         let client = self.client();
         let before = client.now();
-        let key = self.config().keys().root().into_bytes();
-        let look = RangeRequest { key, limit: 1, keys_only: true, ..RangeRequest::default() };
-        client.range(look).await.map_err(|failure| failed("answer a probe", failure))?;
+        client.range(client.look()).await.map_err(|failure| failed("answer a probe", failure))?;
         let mut probe = Probe::default();
         probe.round_trip = client.now() - before;
         let status = client.status().await.map_err(|failure| failed("tell its state", failure))?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use simba_net::Backoff;
 use tokio::sync::oneshot;
 
 use crate::client::{Failure, TxnResponse, heard};
@@ -13,7 +14,8 @@ use crate::tenancy::{Life, Tenancy};
 /// answered may still happen.
 const LATE: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(5), Duration::from_secs(30)];
 /// Between two tries to delete what nobody needs any more.
-const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 pub(crate) type Joining = oneshot::Receiver<Result<TxnResponse, Failure>>;
 
@@ -24,6 +26,10 @@ pub(crate) struct Place {
     pub(crate) life: Arc<Life>,
     /// When it was made; nothing if that is not known.
     pub(crate) revision: Option<i64>,
+    /// When it was last seen to be there.
+    pub(crate) seen_at: i64,
+    /// It is given up: a request to delete it may be under way, and carried out at any time.
+    pub(crate) is_left: bool,
     /// The request that makes it, as long as nobody has heard its outcome.
     joining: Option<Joining>,
     /// A request had no answer: it may still be carried out, at any time.
@@ -36,7 +42,7 @@ impl Place {
         let mut nonce = [0; 8];
         getrandom::fill(&mut nonce).map_err(|_| no_chance())?;
         let key = format!("{prefix}{:x}-{:016x}", life.id, u64::from_be_bytes(nonce));
-        Ok(Self { key, life, revision: None, joining: None, unsure: false })
+        Ok(Self { key, life, revision: None, seen_at: 0, is_left: false, joining: None, unsure: false })
     }
 
     /// A request to make it is under way.
@@ -56,7 +62,12 @@ impl Place {
         Some(outcome)
     }
 
-    /// Whether it has ended with its lease, or was never asked for.
+    /// It was made then.
+    pub(crate) const fn made(&mut self, revision: i64) {
+        (self.revision, self.seen_at) = (Some(revision), revision);
+    }
+
+    /// Whether it was never asked for, as far as anybody knows.
     fn is_nothing(&self) -> bool {
         self.revision.is_none() && self.joining.is_none() && !self.unsure
     }
@@ -70,18 +81,19 @@ impl Place {
         tenancy.client().spawn(async move {
             self.outcome().await;
             let mut late = LATE.iter().filter(|_| self.unsure);
+            let mut backoff = Backoff::new(PAUSE, MAX_PAUSE);
             // It ends with its lease, and that with whoever has it.
             while let Some(tenancy) = weak.upgrade().filter(|tenancy| tenancy.is_living(&self.life)) {
                 let deleted = tenancy.client().delete(&self.key).await;
                 drop(tenancy);
                 let pause = match deleted {
-                    Ok(()) => late.next(),
+                    Ok(()) => late.next().copied(),
                     Err(failure) => {
                         tracing::debug!(?failure, key = self.key, "a key that is not needed stays for now");
-                        Some(&PAUSE)
+                        Some(backoff.pause())
                     }
                 };
-                let Some(&pause) = pause else { return };
+                let Some(pause) = pause else { return };
                 clock.sleep_until(clock.now() + pause).await;
             }
         });

@@ -79,7 +79,7 @@ impl EtcdSession {
         Answer::Ours(Ownership::new(self.contender.clone(), Some(token), remaining))
     }
 
-    /// Nobody knows how much of its lease another has left: at most all of it.
+    /// Nobody knows how much of its lease another has left; its length is taken for ours.
     fn seen(&self, head: &Head) -> Ownership {
         Ownership::new(head.owner.clone(), Some(head.token), self.tenancy.length())
     }
@@ -90,6 +90,10 @@ impl EtcdSession {
 
     /// Our key is gone, and whatever stood there is not ours any more.
     fn gone(&mut self) {
+        if let Some(place) = self.place.take_if(|place| place.is_unsure()) {
+            // A request that was not answered may make it once more.
+            place.forget(&self.tenancy);
+        }
         (self.place, self.own, self.leads) = (None, None, false);
     }
 
@@ -97,6 +101,10 @@ impl EtcdSession {
 
     async fn ask(&mut self, prior: Prior) -> Result<Answer> {
         let began = self.client().now();
+        if let Some(place) = self.place.take_if(|place| place.is_left) {
+            // A request to delete it may be carried out at any time, and must not meet what is ours by then.
+            place.forget(&self.tenancy);
+        }
         for _ in 0..LOOKS {
             let answer = match self.place.as_ref().and_then(|place| place.revision) {
                 Some(revision) if self.leads => self.renew(revision).await?,
@@ -112,10 +120,13 @@ impl EtcdSession {
 
     /// Shows by a quorum that our key is there and its lease alive. Nothing if it is not.
     async fn renew(&mut self, revision: i64) -> Result<Option<Answer>> {
-        let Some(place) = &self.place else { return Ok(None) };
+        let Some(place) = &mut self.place else { return Ok(None) };
         let checked = self.tenancy.check(&place.life, &place.key, revision).await;
         match checked.map_err(|failure| failed("renew", failure))? {
-            Some(remaining) => Ok(Some(self.ours(revision, remaining))),
+            Some(checked) => {
+                place.seen_at = checked.at;
+                Ok(Some(self.ours(revision, checked.remaining)))
+            }
             None => {
                 self.gone();
                 Ok(None)
@@ -150,18 +161,12 @@ impl EtcdSession {
         };
         match outcome {
             Ok(answer) => Ok(Some(answer)),
-            // The next call asks for the same key: it is made once.
-            Err(failure) if failure.is_unsure() => Err(failed("take a place in the queue", failure)),
-            Err(failure) => {
-                let place = self.place.take();
-                if failure.is_lease_gone() {
-                    place.iter().for_each(|place| self.tenancy.ended(&place.life));
-                    return Ok(None);
-                }
-                // It was refused now; what was asked before and not answered is another matter.
-                place.into_iter().for_each(|place| place.forget(&self.tenancy));
-                Err(failed("take a place in the queue", failure))
+            Err(failure) if failure.is_lease_gone() => {
+                self.place.take().iter().for_each(|place| self.tenancy.ended(&place.life));
+                Ok(None)
             }
+            // The next call asks for the same key: it is made once.
+            Err(failure) => Err(failed("take a place in the queue", failure)),
         }
     }
 
@@ -190,13 +195,13 @@ impl EtcdSession {
         let made = revision_of(answer.header.as_ref());
         let Some(place) = &mut self.place else { return Ok(None) };
         if answer.succeeded {
-            place.revision = Some(made);
+            place.made(made);
             let standing = Standing::of_new(&mut answer)?;
             return self.placed(standing, made, prior, began).await;
         }
         // It was made before, by a request whose answer was lost.
         let found = answer.ranges().next().ok_or_else(stranger)?;
-        place.revision = found.first().map(|own| own.create_revision);
+        found.iter().for_each(|own| place.made(own.create_revision));
         Ok(None)
     }
 
@@ -205,13 +210,13 @@ impl EtcdSession {
         let made = revision_of(answer.header.as_ref());
         let Some(place) = &mut self.place else { return Ok(None) };
         if answer.succeeded {
-            place.revision = Some(made);
+            place.made(made);
             return self.placed(Standing::First, made, Prior::Nothing, began).await;
         }
         let found = answer.ranges().next().ok_or_else(stranger)?;
         let Some(first) = found.first() else { return Ok(None) };
         if first.key == place.key.as_bytes() {
-            place.revision = Some(first.create_revision);
+            place.made(first.create_revision);
             return Ok(None);
         }
         self.place.take().into_iter().for_each(|place| place.forget(&self.tenancy));
@@ -282,11 +287,8 @@ impl EtcdSession {
     /// Gives the place up.
     async fn leave(&mut self) -> Result<()> {
         let Some(place) = &mut self.place else { return Ok(()) };
-        if let Some(Ok(answer)) = place.outcome().await
-            && answer.succeeded
-        {
-            place.revision = Some(revision_of(answer.header.as_ref()));
-        }
+        place.outcome().await;
+        (place.is_left, self.leads) = (true, false);
         let deleted = self.tenancy.client().delete(&place.key).await;
         deleted.map_err(|failure| failed("leave the queue", failure))?;
         if let Some(place) = self.place.take_if(|place| place.is_unsure()) {
@@ -325,17 +327,19 @@ impl EtcdSession {
     /// Waits for signs that our key is gone.
     async fn until_gone(&mut self) -> Result<()> {
         loop {
-            let Some(place) = &self.place else { return Ok(()) };
+            let Some(place) = &mut self.place else { return Ok(()) };
             let Some(revision) = place.revision else { return Ok(()) };
-            let sight = || Sight::end_of(&place.key, revision + 1);
+            let sight = || Sight::end_of(&place.key, place.seen_at + 1);
             let own = self.own.get_or_insert_with(|| self.tenancy.client().watch_later(sight()));
             own.rung().await;
             // Boxed: seldom, and what waits has to be small.
             let checked = Box::pin(self.tenancy.check(&place.life, &place.key, revision)).await;
-            if matches!(checked, Ok(None)) {
-                return Ok(());
+            match checked {
+                Ok(None) => return Ok(()),
+                Ok(Some(checked)) => place.seen_at = checked.at,
+                // Who cannot tell hears of the next connection.
+                Err(_) => {}
             }
-            // Who cannot tell hears of the next connection.
             self.own = None;
         }
     }
@@ -375,7 +379,7 @@ impl Session for EtcdSession {
 
     async fn release(&mut self, holding: Holding) -> Result<()> {
         let revision = self.place.as_ref().and_then(|place| place.revision);
-        if let (Holding::Under(token), Some(revision)) = (holding, revision)
+        if let (Holding::Under(token), Some(revision), true) = (holding, revision, self.leads)
             && queue::token(revision) != token
         {
             return Ok(());

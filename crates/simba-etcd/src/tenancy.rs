@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::client::{Client, Compare, Failure, KeptAlive, Op, RangeRequest, Reign, TxnRequest, heard};
 use crate::error::{another_reign, failed, unanswered};
+use crate::queue::revision_of;
 
 /// What a server takes in one transaction unless it is told otherwise.
 const MOST_CHECKS: usize = 128;
@@ -82,13 +83,21 @@ struct Check {
     life: Arc<Life>,
     key: String,
     revision: i64,
-    /// For how long the lease keeps it, from after the check was asked for; nothing if it is gone.
-    to: oneshot::Sender<Result<Option<Duration>, Failure>>,
+    /// Nothing if it is gone.
+    to: oneshot::Sender<Result<Option<Checked>, Failure>>,
+}
+
+/// A key that is there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Checked {
+    /// For how long its lease keeps it, from after the check was asked for.
+    pub(crate) remaining: Duration,
+    /// When it was seen.
+    pub(crate) at: i64,
 }
 
 impl Tenancy {
     pub(crate) fn start(client: Arc<Client>, lease: Duration) -> Arc<Self> {
-        client.hurry(lease);
         let (checks, inbox) = mpsc::unbounded_channel();
         let whole = lease.as_secs() + u64::from(lease.subsec_nanos() > 0);
         let this = Arc::new(Self {
@@ -98,7 +107,8 @@ impl Tenancy {
             checks,
             client,
         });
-        let keeper = Keeper { tenancy: Arc::downgrade(&this), inbox, most: MOST_CHECKS, waiting: Vec::new() };
+        let tenancy = Arc::downgrade(&this);
+        let keeper = Keeper { tenancy, inbox, most: MOST_CHECKS, waiting: Vec::new(), failed: false };
         this.client.spawn(keeper.run());
         this
     }
@@ -126,6 +136,7 @@ impl Tenancy {
         let sent = self.client.now();
         let granted = self.client.grant(self.wanted).await;
         let (id, ttl) = granted.map_err(|failure| failed("be granted a lease", failure))?;
+        self.client.hurry(ttl);
         let life = Life::new(id, sent, ttl);
         *self.slot() = Some(Arc::clone(&life));
         Ok(life)
@@ -140,14 +151,13 @@ impl Tenancy {
         }
     }
 
-    /// Renews the lease and asks whether this key is still there, by a quorum; says for how long, counted from after
-    /// this was called. Nothing if it is gone.
+    /// Renews the lease and asks whether this key is still there, by a quorum. Nothing if it is gone.
     pub(crate) async fn check(
         &self,
         life: &Arc<Life>,
         key: &str,
         revision: i64,
-    ) -> Result<Option<Duration>, Failure> {
+    ) -> Result<Option<Checked>, Failure> {
         let (to, mut outcome) = oneshot::channel();
         let check = Check { life: Arc::clone(life), key: key.to_owned(), revision, to };
         // A closed one is told by the dropped sender.
@@ -162,6 +172,12 @@ impl Tenancy {
             let limit = life.ttl() / 3;
             let _ = within(&**self.client.clock(), limit, self.client.revoke(life.id)).await;
         }
+    }
+
+    /// Ends the lease in the background.
+    fn revoke(&self, life: &Life) {
+        let (client, id) = (Arc::clone(&self.client), life.id);
+        self.client.spawn(async move { drop(client.revoke(id).await) });
     }
 
     pub(crate) fn is_living(&self, life: &Arc<Life>) -> bool {
@@ -179,10 +195,8 @@ impl Tenancy {
 
 impl Drop for Tenancy {
     fn drop(&mut self) {
-        if let Some(life) = self.slot().take() {
-            let client = Arc::clone(&self.client);
-            self.client.spawn(async move { drop(client.revoke(life.id).await) });
-        }
+        let life = self.slot().take();
+        life.iter().for_each(|life| self.revoke(life));
     }
 }
 
@@ -193,6 +207,8 @@ struct Keeper {
     /// How many checks the server takes at a time, as far as is known.
     most: usize,
     waiting: Vec<Check>,
+    /// The last try to renew was in vain.
+    failed: bool,
 }
 
 impl Keeper {
@@ -207,7 +223,7 @@ impl Keeper {
             let (of_it, others): (Vec<_>, Vec<_>) =
                 checks.into_iter().partition(|check| Arc::ptr_eq(&check.life, &life));
             others.into_iter().for_each(|check| drop(check.to.send(Ok(None))));
-            self.renew(&tenancy, &life, of_it).await;
+            self.failed = !self.renew(&tenancy, &life, of_it).await;
         }
     }
 
@@ -215,7 +231,8 @@ impl Keeper {
     async fn next(&mut self) -> Option<Arc<Tenancy>> {
         let tenancy = self.tenancy.upgrade()?;
         let clock = Arc::clone(tenancy.client.clock());
-        let pause = tenancy.length() / 3;
+        // Who waits has nobody else to try again for it.
+        let pause = tenancy.length() / if self.failed { 20 } else { 3 };
         drop(tenancy);
         tokio::select! {
             biased;
@@ -244,7 +261,9 @@ impl Keeper {
         }
     }
 
-    async fn renew(&mut self, tenancy: &Tenancy, life: &Arc<Life>, mut checks: Vec<Check>) {
+    /// Renews the lease, and answers the checks. Whether that was of any use.
+    async fn renew(&mut self, tenancy: &Tenancy, life: &Arc<Life>, mut checks: Vec<Check>) -> bool {
+        let began = tenancy.client.now();
         for _ in 0..REIGNS {
             let sent = tenancy.client.now();
             let (clock, patience) = (tenancy.client.clock(), tenancy.client.patience());
@@ -253,21 +272,21 @@ impl Keeper {
                 Ok(Some(kept)) => kept,
                 Ok(None) => {
                     tenancy.ended(life);
-                    checks.into_iter().for_each(|check| drop(check.to.send(Ok(None))));
-                    return;
+                    answer_all(checks, &Ok(None));
+                    return true;
                 }
                 Err(failure) => {
-                    checks.into_iter().for_each(|check| drop(check.to.send(Err(failure.clone()))));
-                    return;
+                    answer_all(checks, &Err(failure));
+                    return false;
                 }
             };
             checks = self.confirm(tenancy, life, sent, kept, checks).await;
             if checks.is_empty() {
-                return;
+                return settled(tenancy, life, began);
             }
         }
-        let failure = Failure::Unsent(another_reign());
-        checks.into_iter().for_each(|check| drop(check.to.send(Err(failure.clone()))));
+        answer_all(checks, &Err(Failure::Unsent(another_reign())));
+        settled(tenancy, life, began)
     }
 
     /// Asks a quorum; gives back the checks that it could not confirm since another leader reigns.
@@ -280,42 +299,68 @@ impl Keeper {
         mut checks: Vec<Check>,
     ) -> Vec<Check> {
         checks.retain(|check| !check.to.is_closed());
-        let mut batches = Vec::new();
-        loop {
-            let rest = checks.split_off(checks.len().min(self.most));
-            batches.push(mem::replace(&mut checks, rest));
-            if checks.is_empty() {
-                break;
-            }
-        }
-        let asked = batches.into_iter().map(|batch| ask(&tenancy.client, batch));
-        let answers: Vec<_> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
         let mut again = Vec::new();
-        for (batch, answer) in answers {
-            match answer {
-                Ok(seen) if seen.by != kept.by => again.extend(batch),
-                Ok(seen) => {
-                    life.prove(sent, kept.ttl);
-                    for (check, there) in batch.into_iter().zip(seen.there) {
-                        let _ = check.to.send(Ok(there.then_some(kept.ttl)));
+        loop {
+            let mut too_many = Vec::new();
+            let asked = batches(checks, self.most).into_iter().map(|batch| ask(&tenancy.client, batch));
+            let answers: Vec<_> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
+            for (batch, answer) in answers {
+                match answer {
+                    Ok(seen) if seen.by != kept.by => again.extend(batch),
+                    Ok(seen) => {
+                        life.prove(sent, kept.ttl);
+                        let checked = Checked { remaining: kept.ttl, at: seen.at };
+                        for (check, there) in batch.into_iter().zip(seen.there) {
+                            let _ = check.to.send(Ok(there.then_some(checked)));
+                        }
                     }
-                }
-                Err(failure) if failure.is_too_many() && self.most > 1 => {
-                    self.most /= 2;
-                    again.extend(batch);
-                }
-                Err(failure) => {
-                    batch.into_iter().for_each(|check| drop(check.to.send(Err(failure.clone()))));
+                    Err(failure) if failure.is_too_many() && batch.len() > 1 => {
+                        self.most = self.most.min(batch.len().div_ceil(2));
+                        too_many.extend(batch);
+                    }
+                    Err(failure) => answer_all(batch, &Err(failure)),
                 }
             }
+            if too_many.is_empty() {
+                return again;
+            }
+            checks = too_many;
         }
-        again
+    }
+}
+
+/// Whether a lease that was kept alive is known to live, by what was asked since this moment.
+///
+/// One of which nobody knew that for all of its length is of no use here, and in everybody's way there: it ends.
+fn settled(tenancy: &Tenancy, life: &Arc<Life>, since: Moment) -> bool {
+    if life.left(tenancy.client.now()).is_zero() {
+        tenancy.ended(life);
+        tenancy.revoke(life);
+    }
+    life.proof().sent >= since
+}
+
+fn answer_all(checks: Vec<Check>, answer: &Result<Option<Checked>, Failure>) {
+    // Who does not listen any more has nothing to undo: a check changes nothing.
+    checks.into_iter().for_each(|check| drop(check.to.send(answer.clone())));
+}
+
+/// At least one: also without anything to check, a quorum has to say that the lease was kept.
+fn batches(mut checks: Vec<Check>, most: usize) -> Vec<Vec<Check>> {
+    let mut batches = Vec::new();
+    loop {
+        let rest = checks.split_off(checks.len().min(most));
+        batches.push(mem::replace(&mut checks, rest));
+        if checks.is_empty() {
+            return batches;
+        }
     }
 }
 
 /// What a quorum said.
 struct Seen {
     by: Reign,
+    at: i64,
     /// Whether each key is there.
     there: Vec<bool>,
 }
@@ -328,12 +373,13 @@ async fn ask(client: &Client, batch: Vec<Check>) -> (Vec<Check>, Result<Seen, Fa
     };
     let txn = TxnRequest {
         compare: batch.iter().map(created).collect(),
-        success: Vec::new(),
+        // A transaction without any read is answered by the member alone.
+        success: vec![Op::Range(client.look()).into()],
         // Some are gone: which?
         failure: batch.iter().map(look).collect(),
     };
     let answer = client.txn(txn).await.map(|mut answer| {
-        let by = Reign::of(answer.header.as_ref());
+        let (by, at) = (Reign::of(answer.header.as_ref()), revision_of(answer.header.as_ref()));
         let there = match answer.succeeded {
             true => vec![true; batch.len()],
             false => {
@@ -342,7 +388,7 @@ async fn ask(client: &Client, batch: Vec<Check>) -> (Vec<Check>, Result<Seen, Fa
                 batch.iter().zip(found).map(|(check, found)| found == Some(check.revision)).collect()
             }
         };
-        Seen { by, there }
+        Seen { by, at, there }
     });
     (batch, answer)
 }

@@ -16,9 +16,9 @@ use tokio::time::{sleep, timeout};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Long enough for an election.
+/// Long enough for an election, and to find a member that has taken part in it.
 fn patient() -> Lease {
-    Lease::new(Duration::from_secs(3), Duration::from_secs(3)).unwrap()
+    Lease::new(Duration::from_secs(5), Duration::from_secs(5)).unwrap()
 }
 
 async fn simba(url: &str) -> Simba {

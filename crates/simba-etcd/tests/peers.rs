@@ -51,7 +51,9 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        let _ = self.process.kill();
+        // Its command ends by this, and would hold on to our output otherwise.
+        let _ = std::fs::write(self.end.path().join("end"), "");
+        let _ = self.process.wait();
     }
 }
 

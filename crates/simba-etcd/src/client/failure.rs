@@ -50,9 +50,17 @@ impl Failure {
         self.says(Code::NotFound, "lease not found")
     }
 
-    /// The login has ended, and nothing was done.
+    /// The login has ended, or is older than the rights of the users, or was not asked for when it was made: nothing was
+    /// done, and another login helps.
     pub(super) fn is_logged_out(&self) -> bool {
         self.says(Code::Unauthenticated, "")
+            || self.says(Code::InvalidArgument, "revision of auth store is old")
+            || self.says(Code::InvalidArgument, "user name is empty")
+    }
+
+    /// The member has no way to the others: another one may have.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.says(Code::Unavailable, "no leader") || self.says(Code::Unavailable, "timed out")
     }
 
     /// The server takes fewer operations at a time.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures_util::stream;
 use simba_core::{Clock, Error, Moment};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
 pub(crate) use self::failure::Failure;
 pub(crate) use self::proto::{
@@ -26,14 +26,14 @@ pub(crate) use self::watches::{Sight, Watch};
 use self::channel::Line;
 use self::proto::{
     DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseResponse,
-    LeaseRevokeResponse, StatusRequest, WatchRequest, WatchResponse,
+    LeaseRevokeResponse, StatusRequest, WatchResponse,
 };
 use self::pulse::Pulse;
 use self::supervisor::Supervisor;
-use self::watches::Watches;
+use self::watches::{Opened, Watches};
 use crate::config::EtcdConfig;
 
-/// How often a call is made again whose login had ended.
+/// How often a call is made whose login had ended.
 const LOGINS: usize = 2;
 
 /// A client. Dropped, it disconnects.
@@ -41,6 +41,8 @@ const LOGINS: usize = 2;
 pub(crate) struct Client {
     shared: Arc<Shared>,
     runtime: Handle,
+    /// What all keys begin with.
+    root: String,
 }
 
 /// What the client and its supervisor share.
@@ -97,9 +99,9 @@ impl Client {
             pulse: Pulse::default(),
             watches: Arc::default(),
         });
-        let runtime = Handle::current();
+        let (runtime, root) = (Handle::current(), config.keys().root());
         runtime.spawn(Supervisor::new(config, Arc::clone(&shared)).run());
-        Self { shared, runtime }
+        Self { shared, runtime, root }
     }
 
     /// Completes when a member lets us in, or none does.
@@ -144,6 +146,12 @@ impl Client {
         let deleted: DeleteRangeResponse = self.call("/etcdserverpb.KV/DeleteRange", request).await?;
         let _ = deleted;
         Ok(())
+    }
+
+    /// A read that finds next to nothing, and takes a quorum, as one that is answered by a single member does not.
+    pub(crate) fn look(&self) -> RangeRequest {
+        let key = self.root.clone().into_bytes();
+        RangeRequest { key, limit: 1, keys_only: true, ..RangeRequest::default() }
     }
 
     /// A transaction that is carried out to its end whether or not somebody waits for it.
@@ -198,7 +206,7 @@ impl Client {
             let once = stream::iter([LeaseRequest { id }]);
             let mut answers = line.stream("/etcdserverpb.Lease/LeaseKeepAlive", once).await?;
             let answer: Option<LeaseResponse> = answers.message().await.map_err(Failure::of)?;
-            Ok(answer.unwrap_or_default())
+            answer.ok_or_else(|| Failure::of(tonic::Status::unavailable("no answer to a keep-alive")))
         };
         let kept = self.heard(number, kept.await)?;
         let by = Reign::of(kept.header.as_ref());
@@ -214,8 +222,8 @@ impl Client {
     /// Watches; after a reconnect whoever has time is woken some time later.
     pub(crate) fn watch(&self, sight: Sight, has_time: bool) -> Watch {
         let (watch, opened) = self.shared.watches.add(sight, has_time);
-        if let Some(asked) = opened {
-            self.shared.listen(&self.runtime, asked);
+        if let Some(opened) = opened {
+            self.shared.listen(&self.runtime, opened);
         }
         watch
     }
@@ -260,8 +268,8 @@ impl Client {
     fn heard<A>(&self, number: u64, answer: Result<A, Failure>) -> Result<A, Failure> {
         match &answer {
             Err(Failure::Lost(_)) => self.shared.broken(number),
-            Err(failure) if failure.is_logged_out() => self.shared.broken(number),
-            _ => self.shared.pulse.heard(),
+            Err(failure) if failure.is_logged_out() || failure.is_cut_off() => self.shared.broken(number),
+            _ => self.shared.pulse.heard(self.now()),
         }
         answer
     }
@@ -297,8 +305,13 @@ impl Shared {
     }
 
     /// Hears what the server says of watches, for as long as the connection lasts.
-    fn listen(self: &Arc<Self>, runtime: &Handle, mut asked: mpsc::UnboundedReceiver<WatchRequest>) {
+    fn listen(self: &Arc<Self>, runtime: &Handle, opened: Opened) {
+        let Opened { on, mut asked } = opened;
         let State::Ready { number, line } = self.state.borrow().clone() else { return };
+        if number != on {
+            // Of a connection that is gone: whoever watched is woken since.
+            return;
+        }
         let this = Arc::clone(self);
         runtime.spawn(async move {
             let asked = stream::poll_fn(move |context| asked.poll_recv(context));

@@ -19,12 +19,13 @@ pub(super) struct Pulse {
 #[derive(Debug)]
 struct Inner {
     unanswered: Option<Moment>,
+    heard: Moment,
     limit: Duration,
 }
 
 impl Default for Pulse {
     fn default() -> Self {
-        Self { inner: Mutex::new(Inner { unanswered: None, limit: LONGEST }) }
+        Self { inner: Mutex::new(Inner { unanswered: None, heard: Moment::ZERO, limit: LONGEST }) }
     }
 }
 
@@ -45,8 +46,14 @@ impl Pulse {
     }
 
     /// Any answer will do: what else is under way may take its time.
-    pub(super) fn heard(&self) {
-        self.inner().unanswered = None;
+    pub(super) fn heard(&self, now: Moment) {
+        let mut inner = self.inner();
+        (inner.unanswered, inner.heard) = (None, now);
+    }
+
+    /// For how long nothing was heard, whether or not somebody asked.
+    pub(super) fn quiet(&self, now: Moment) -> Duration {
+        now.saturating_since(self.inner().heard)
     }
 
     /// For how long it has been silent.
@@ -74,8 +81,9 @@ mod tests {
         pulse.asked(at(1));
         pulse.asked(at(4));
         assert_eq!(pulse.silence(at(5)), Duration::from_secs(4));
-        pulse.heard();
+        pulse.heard(at(6));
         assert_eq!(pulse.silence(at(9)), Duration::ZERO);
+        assert_eq!(pulse.quiet(at(9)), Duration::from_secs(3));
     }
 
     #[test]

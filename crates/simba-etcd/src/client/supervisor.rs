@@ -9,7 +9,6 @@ use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::channel::{Driver, Line};
-use super::failure::Failure;
 use super::{Shared, State};
 use crate::config::EtcdConfig;
 use crate::error::silent;
@@ -21,6 +20,8 @@ const PERMANENT_PAUSE: Duration = Duration::from_millis(500);
 /// No try to connect waits longer, nor gives up earlier.
 const MAX_DIAL: Duration = Duration::from_secs(5);
 const MIN_DIAL: Duration = Duration::from_millis(400);
+/// A connection that lasts for so long was a good one.
+const GOOD: Duration = Duration::from_millis(100);
 /// How often it is looked whether the server is silent: so often within the time that it may be.
 const LOOKS: u32 = 5;
 
@@ -58,9 +59,16 @@ impl Supervisor {
         loop {
             match self.round().await {
                 Ok((line, driver)) => {
-                    self.backoff.reset();
+                    let clock = Arc::clone(&self.shared.clock);
+                    let begun = clock.now();
                     self.attend(line, driver).await;
                     self.shared.watches.disconnected();
+                    if clock.now() - begun >= GOOD {
+                        self.backoff.reset();
+                    } else {
+                        // Whatever ends connections that were just made is not to be met without a pause.
+                        clock.sleep_until(clock.now() + self.backoff.pause()).await;
+                    }
                 }
                 Err(error) => self.rest(error).await,
             }
@@ -104,10 +112,10 @@ impl Supervisor {
     /// Drives a connection until it breaks, or the server is silent for too long.
     async fn attend(&mut self, line: Line, driver: Driver) {
         self.number += 1;
-        self.shared.pulse.heard();
+        self.shared.pulse.heard(self.shared.clock.now());
         self.change(State::Ready { number: self.number, line: line.clone() });
         // After there is something to send by: what is watched from here on asks the server.
-        self.shared.watches.connected();
+        self.shared.watches.connected(self.number);
         let mut state = self.shared.state.subscribe();
         // In a task of its own: what it has to do waits for nobody.
         let mut driver = AbortOnDropHandle::new(Handle::current().spawn(driver));
@@ -138,6 +146,7 @@ impl Supervisor {
 /// Completes when the server has left a question unanswered for too long; meanwhile does what had time.
 ///
 /// Whoever asked may have lost interest, and hears no answer then: before it is too long, the server is asked again.
+/// It is asked now and then, too, if somebody only waits to be told: a connection that is half open says nothing either.
 async fn silence(config: &EtcdConfig, shared: &Arc<Shared>, line: &Line) {
     let clock: &dyn Clock = &*shared.clock;
     loop {
@@ -147,16 +156,18 @@ async fn silence(config: &EtcdConfig, shared: &Arc<Shared>, line: &Line) {
         if silence >= limit {
             return;
         }
-        if silence >= limit / 2 {
+        let quiet = shared.pulse.quiet(clock.now()) >= 2 * limit && shared.watches.anybody();
+        if silence >= limit / 2 || (quiet && silence.is_zero()) {
+            shared.pulse.asked(clock.now());
             let (shared, line, look) = (Arc::clone(shared), line.clone(), Line::look(config));
             Handle::current().spawn(async move {
-                if !matches!(line.look_at(look).await, Err(Failure::Lost(_))) {
-                    shared.pulse.heard();
+                if line.look_at(look).await.is_ok() {
+                    shared.pulse.heard(shared.clock.now());
                 }
             });
         }
-        if let Some(asked) = shared.watches.hurry() {
-            shared.listen(&Handle::current(), asked);
+        if let Some(opened) = shared.watches.hurry() {
+            shared.listen(&Handle::current(), opened);
         }
     }
 }

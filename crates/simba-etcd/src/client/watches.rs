@@ -112,19 +112,22 @@ enum Stream {
     /// What is watched now rings with the next connection.
     #[default]
     Disconnected,
-    /// Nobody watches anything yet.
-    Unused,
+    /// Nobody watches anything yet on the connection of this number.
+    Unused(u64),
     Open(Requests),
+}
+
+/// What the server is to be asked by, on the connection of this number.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) on: u64,
+    pub(super) asked: mpsc::UnboundedReceiver<WatchRequest>,
 }
 
 impl Watches {
     /// Watches; gives what the server is to be asked by if there is no stream yet. After a reconnect it rings at once,
     /// unless it has time.
-    pub(super) fn add(
-        self: &Arc<Self>,
-        sight: Sight,
-        has_time: bool,
-    ) -> (Watch, Option<mpsc::UnboundedReceiver<WatchRequest>>) {
+    pub(super) fn add(self: &Arc<Self>, sight: Sight, has_time: bool) -> (Watch, Option<Opened>) {
         let mut inner = self.inner();
         let (watch, request) = self.register(&mut inner, sight, has_time);
         let opened = inner.send(Watching::Create(request));
@@ -160,7 +163,7 @@ impl Watches {
     }
 
     /// The moment has come for what was put off, and for the next of those who are to be woken.
-    pub(super) fn hurry(&self) -> Option<mpsc::UnboundedReceiver<WatchRequest>> {
+    pub(super) fn hurry(&self) -> Option<Opened> {
         let mut inner = self.inner();
         inner.wake_some();
         let later = std::mem::take(&mut inner.later);
@@ -193,9 +196,9 @@ impl Watches {
     }
 
     /// There is a connection, and with it another stream: anything may have been missed.
-    pub(super) fn connected(&self) {
+    pub(super) fn connected(&self, number: u64) {
         let mut inner = self.inner();
-        inner.stream = Stream::Unused;
+        inner.stream = Stream::Unused(number);
         inner.later.clear();
         let (later, now): (Vec<_>, Vec<_>) =
             std::mem::take(&mut inner.bells).into_values().partition(|bell| bell.has_time);
@@ -203,6 +206,11 @@ impl Watches {
         inner.waking.extend(later);
         inner.step = inner.waking.len().div_ceil(STEPS);
         inner.wake_some();
+    }
+
+    /// Whether somebody waits for something.
+    pub(super) fn anybody(&self) -> bool {
+        !self.inner().bells.is_empty()
     }
 
     pub(super) fn disconnected(&self) {
@@ -227,7 +235,7 @@ impl Inner {
         self.waking.drain(left..).for_each(|bell| bell.ring());
     }
 
-    fn send(&mut self, request: Watching) -> Option<mpsc::UnboundedReceiver<WatchRequest>> {
+    fn send(&mut self, request: Watching) -> Option<Opened> {
         let request = WatchRequest { request: Some(request) };
         match &self.stream {
             Stream::Disconnected => None,
@@ -235,11 +243,11 @@ impl Inner {
                 let _ = requests.send(request);
                 None
             }
-            Stream::Unused => {
+            &Stream::Unused(on) => {
                 let (requests, asked) = mpsc::unbounded_channel();
                 let _ = requests.send(request);
                 self.stream = Stream::Open(requests);
-                Some(asked)
+                Some(Opened { on, asked })
             }
         }
     }
@@ -279,9 +287,9 @@ mod tests {
     #[test]
     fn the_first_watch_opens_the_stream_and_each_rings_once_for_its_own() {
         let watches = Arc::new(Watches::default());
-        watches.connected();
+        watches.connected(1);
         let (one, opened) = watches.add(sight(), false);
-        let mut asked = opened.expect("a stream");
+        let mut asked = opened.expect("a stream").asked;
         let (other, opened) = watches.add(sight(), false);
         assert!(opened.is_none());
         watches.told(&WatchResponse { watch_id: one.id, ..WatchResponse::default() });
@@ -302,13 +310,13 @@ mod tests {
     #[test]
     fn a_new_connection_rings_for_everybody_also_for_who_came_meanwhile() {
         let watches = Arc::new(Watches::default());
-        watches.connected();
+        watches.connected(1);
         let (before, _asked) = watches.add(sight(), false);
         watches.disconnected();
         let (meanwhile, opened) = watches.add(sight(), false);
         let later = watches.add_later(sight());
         assert!(opened.is_none() && !is_rung(&before) && !is_rung(&meanwhile));
-        watches.connected();
+        watches.connected(1);
         assert!(is_rung(&before) && is_rung(&meanwhile) && is_rung(&later));
         assert!(watches.hurry().is_none());
     }
@@ -319,7 +327,7 @@ mod tests {
         let later: Vec<_> = (0..100).map(|_| watches.add(sight(), true).0).collect();
         let now: Vec<_> = (0..100).map(|_| watches.add(sight(), false).0).collect();
         let rung = |some: &[Watch]| some.iter().filter(|watch| is_rung(watch)).count();
-        watches.connected();
+        watches.connected(1);
         assert_eq!((rung(&later), rung(&now)), (5, 100));
         for step in 2..=STEPS {
             watches.hurry();
@@ -330,10 +338,10 @@ mod tests {
     #[test]
     fn what_has_time_is_not_asked_for_if_it_is_not_wanted_any_more() {
         let watches = Arc::new(Watches::default());
-        watches.connected();
+        watches.connected(1);
         let (dropped, kept) = (watches.add_later(sight()), watches.add_later(sight()));
         drop(dropped);
-        let mut asked = watches.hurry().expect("a stream");
+        let mut asked = watches.hurry().expect("a stream").asked;
         let WatchRequest { request: Some(Watching::Create(created)) } = asked.try_recv().unwrap() else {
             panic!("not a creation");
         };
@@ -344,7 +352,7 @@ mod tests {
     #[test]
     fn a_watch_from_what_is_forgotten_rings_and_one_that_is_refused_does_not() {
         let watches = Arc::new(Watches::default());
-        watches.connected();
+        watches.connected(1);
         let (late, _asked) = watches.add(sight(), false);
         let (refused, _) = watches.add(sight(), false);
         let cancelled = |watch: &Watch, compact_revision| WatchResponse {

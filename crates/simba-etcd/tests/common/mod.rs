@@ -2,6 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub(crate) mod login;
 pub(crate) mod peer;
 
 use std::process::Command;
