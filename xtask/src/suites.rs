@@ -20,11 +20,19 @@ use crate::workspace::Workspace;
 use crate::{built, step};
 
 /// The packages whose tests need servers.
-pub(crate) const STORES: [&str; 4] = ["simba-zookeeper", "simba-redis", "simba-mysql", "simba-postgres"];
+pub(crate) const STORES: [&str; 5] =
+    ["simba-zookeeper", "simba-etcd", "simba-redis", "simba-mysql", "simba-postgres"];
 
 /// The packages whose tests wait most of the time, for a lease to end; those first that take longest.
-const WAITING: [&str; 6] =
-    ["simba-zookeeper", "simba-redis", "simba-mysql", "simba-postgres", "simba-sqlite", "simba-tck"];
+const WAITING: [&str; 7] = [
+    "simba-zookeeper",
+    "simba-etcd",
+    "simba-redis",
+    "simba-mysql",
+    "simba-postgres",
+    "simba-sqlite",
+    "simba-tck",
+];
 
 /// How many of them at once. Tests of one package share servers that some of them bring down, so those never run side
 /// by side.

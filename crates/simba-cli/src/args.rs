@@ -27,7 +27,7 @@ written, 75 lost while the command ran, 76 not ours, 77 refused, 78 wrong set-up
 #[derive(Debug, Parser)]
 #[command(name = "simba", version, after_help = AFTER, arg_required_else_help = true)]
 pub(crate) struct Cli {
-    /// The store: sqlite:PATH, postgres://…, mysql://…, redis://…, zookeeper://…, memory:
+    /// The store: sqlite:PATH, postgres://…, mysql://…, redis://…, zookeeper://…, etcd://…, memory:
     #[arg(long = "on", value_name = "URL", global = true)]
     pub(crate) url: Option<String>,
 

@@ -105,6 +105,7 @@ fn a_store_that_is_not_there_is_one_line_and_a_code() {
         ("postgres://user@127.0.0.1:1/db", 69),
         ("mysql://user@127.0.0.1:1/db", 69),
         ("zookeeper://127.0.0.1:1", 69),
+        ("etcd://127.0.0.1:1", 69),
         ("sqlite:/proc/simba.db", 78),
         ("gopher://host", 2),
     ] {
@@ -171,6 +172,11 @@ mod on_servers {
     #[test]
     fn zookeeper_is_measured_and_everything_is_free_afterwards() {
         server("SIMBA_TCK_ZOOKEEPER", "zookeeper");
+    }
+
+    #[test]
+    fn etcd_is_measured_and_everything_is_free_afterwards() {
+        server("SIMBA_TCK_ETCD", "etcd");
     }
 
     #[test]

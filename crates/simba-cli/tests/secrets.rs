@@ -84,8 +84,8 @@ const COMMANDS: [&[&str]; 13] = [
 fn no_command_tells_a_password_at_any_verbosity() {
     let world = World::new();
     fs::write(world.path("secret"), CANARY).unwrap();
-    let servers =
-        ["redis", "mysql", "postgres", "zookeeper"].map(|scheme| format!("{scheme}://user@127.0.0.1:1/db"));
+    let servers = ["redis", "mysql", "postgres", "zookeeper", "etcd"]
+        .map(|scheme| format!("{scheme}://user@127.0.0.1:1/db"));
     for url in &servers {
         for args in COMMANDS {
             for verbosity in [&[][..], &["-v"], &["-vv"]] {

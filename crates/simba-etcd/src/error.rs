@@ -91,8 +91,9 @@ pub(crate) fn unreachable(place: &Place, error: io::Error) -> Error {
 }
 
 pub(crate) fn disconnected(place: &Place) -> Error {
-    let message =
-        format!("{place} ended the connection before it answered: check the port, and whether it wants TLS");
+    let message = format!(
+        "{place} ended the connection before it answered: check the port, and whether it wants TLS or a certificate"
+    );
     Error::new(ErrorKind::Unavailable, message)
 }
 

@@ -23,7 +23,9 @@
 //! - **Renewal is confirmed by a quorum.** A leader that has been replaced and does not know it yet goes on renewing
 //!   leases that its successor lets end. So a renewal is a keep-alive, and then a transaction that changes nothing and
 //!   needs a quorum, answered by the same member in the same term; it shows that the own keys are there, too, for up to
-//!   128 mutexes at a time.
+//!   128 mutexes at a time. A lease that is kept alive but not confirmed for all of its length is given up. Servers
+//!   without the fix of etcd-io/etcd#15247 (early releases of 3.4 and 3.5) may end a lease that was just renewed, after
+//!   their leader hung: take a current one.
 //! - **The token is the revision that the own key was created in**: it grows with everything that is written, and
 //!   survives the key and the lease. A holder that was out of reach and finds its key again, first and with its lease
 //!   alive, holds on with the same token. Only a store that is restored from an old snapshot, without
@@ -31,8 +33,9 @@
 //! - **First come, first served**, among all kinds of contenders. Each watches the one before it and no other, so a
 //!   release wakes one. A contender that stands still keeps those behind it waiting until its lease ends.
 //! - **Nothing is left behind.** A contender that is dropped deletes its key in the background; if a request to make
-//!   it went unanswered, again later, for as long as that may still be carried out. What a killed process had ends with
-//!   its lease, half a second late at most: servers look for ended leases twice a second.
+//!   it went unanswered, again for half a minute, since servers may still carry it out. What a killed process had ends
+//!   with its lease: up to half a second late, since servers look for ended leases twice a second, and later if they
+//!   elect another leader meanwhile, who gives every lease its whole length again.
 //!
 //! # What stands in the store
 //!
@@ -47,8 +50,8 @@
 //! # Rights
 //!
 //! A role with `readwrite` on the prefix `simba/`, or on `<prefix>/simba/` if the URL has one. See
-//! [`EtcdConfig::from_url`] for all that it can say. The URL names members of the cluster: a proxy that spreads calls
-//! over several of them is of no use, since no renewal would be confirmed.
+//! [`EtcdConfig::from_url`] for all that it can say. The URL names members of the cluster: through a proxy that spreads
+//! calls over several of them no renewal is confirmed, and every holder loses its mutex after one lease.
 
 mod backend;
 mod client;

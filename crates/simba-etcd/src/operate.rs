@@ -42,26 +42,34 @@ impl EtcdBackend {
         left.map(Some).map_err(|failure| failed("ask for a lease", failure))
     }
 
-    /// What the servers make of the usual lease, and what is wrong with them.
+    /// What is wrong with the servers, and what they make of the usual lease.
     async fn findings(&self, errors: Vec<String>) -> Result<Vec<Finding>> {
-        let wanted = Lease::default().total();
-        let granted = self.tenancy(wanted)?.life().await?.ttl();
-        let mut findings: Vec<_> = errors
-            .into_iter()
-            .map(|error| {
-                Finding::new(
-                    format!("a member says: {error}"),
-                    "see `etcdctl endpoint status` and `etcdctl alarm list`",
-                )
-            })
-            .collect();
-        if granted > wanted {
-            findings.push(Finding::new(
-                format!("a lease of {wanted:?}, as is usual, is granted for {granted:?}"),
-                "the election timeout of the servers is long: what a lost holder leaves behind stays longer",
-            ));
+        let told = |error| {
+            let cure = "see `etcdctl endpoint status` and `etcdctl alarm list`";
+            Finding::new(format!("a member says: {error}"), cure)
+        };
+        let mut findings: Vec<_> = errors.into_iter().map(told).collect();
+        if let Err(error) = self.renews(&mut findings).await {
+            let cure = "name the members in the URL, not a proxy that spreads calls over them, and see what they say";
+            findings.push(Finding::new(format!("no lease is granted and renewed: {error}"), cure));
         }
         Ok(findings)
+    }
+
+    /// Is granted a lease and renews it, as a holder does.
+    async fn renews(&self, findings: &mut Vec<Finding>) -> Result<()> {
+        let wanted = Lease::default().total();
+        let tenancy = self.tenancy(wanted)?;
+        let life = tenancy.life().await?;
+        if life.ttl() > wanted {
+            findings.push(Finding::new(
+                format!("a lease of {wanted:?}, as is usual, is granted for {:?}", life.ttl()),
+                "take longer leases, or set a shorter `--election-timeout`: what a lost holder leaves stays longer",
+            ));
+        }
+        // No key of ours has this name: that it is not there is what a quorum confirms.
+        let checked = tenancy.check(&life, &self.config().keys().root(), 0).await;
+        checked.map(drop).map_err(|failure| failed("renew", failure))
     }
 }
 

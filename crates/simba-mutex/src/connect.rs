@@ -5,7 +5,7 @@ use std::sync::Arc;
 use simba_core::{Backend, ConnectUrl, Error, ErrorKind, MemoryBackend, Result, Simba};
 
 /// Every scheme, and the feature that it needs.
-const SCHEMES: [(&str, &str); 15] = [
+const SCHEMES: [(&str, &str); 17] = [
     ("memory", ""),
     ("sqlite", "sqlite"),
     ("mysql", "mysql"),
@@ -21,6 +21,8 @@ const SCHEMES: [(&str, &str); 15] = [
     ("rediss+cluster", "redis"),
     ("zookeeper", "zookeeper"),
     ("zookeepers", "zookeeper"),
+    ("etcd", "etcd"),
+    ("etcds", "etcd"),
 ];
 
 /// Connects to the store behind a URL.
@@ -79,6 +81,11 @@ pub async fn backend(url: &ConnectUrl) -> Result<Arc<dyn Backend>> {
             let config = simba_zookeeper::ZookeeperConfig::from_url(url)?;
             Arc::new(simba_zookeeper::ZookeeperBackend::connect(config).await?)
         }
+        #[cfg(feature = "etcd")]
+        Some("etcd") => {
+            let config = simba_etcd::EtcdConfig::from_url(url)?;
+            Arc::new(simba_etcd::EtcdBackend::connect(config).await?)
+        }
         _ => return Err(unknown(url.scheme())),
     })
 }
@@ -108,9 +115,9 @@ mod tests {
 
     #[tokio::test]
     async fn an_unknown_scheme_lists_the_known_ones() {
-        let told = refusal("etcd://h").await;
+        let told = refusal("consul://h").await;
         assert!(
-            told.contains("`etcd:`") && told.contains("sqlite, mysql") && told.contains("zookeeper"),
+            told.contains("`consul:`") && told.contains("sqlite, mysql") && told.contains("zookeeper"),
             "{told}"
         );
     }

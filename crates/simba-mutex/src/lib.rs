@@ -129,6 +129,7 @@
 //! | `postgres://` | `postgres` | no | `simba-postgres`: with wake-ups by NOTIFY |
 //! | `redis://`, `rediss://`, `redis+sentinel://`, `redis+cluster://` | `redis` | no | `simba-redis`: the keys of JVM Simba |
 //! | `zookeeper://` | `zookeeper` | no | `simba-zookeeper`: the nodes of Curator's `LeaderLatch` |
+//! | `etcd://`, `etcds://` | `etcd` | no | `simba-etcd`: the keys of `etcdctl lock` |
 //!
 //! | feature | default | what |
 //! |---|---|---|
@@ -145,6 +146,8 @@ pub use config::{Config, Settings};
 pub use connect::{backend, connect};
 pub use simba_core::*;
 
+#[cfg(feature = "etcd")]
+pub use simba_etcd as etcd;
 #[cfg(feature = "mysql")]
 pub use simba_mysql as mysql;
 #[cfg(feature = "postgres")]

@@ -1,6 +1,8 @@
 //! The stores that are measured, one file each.
 
 mod curator;
+mod etcd;
+mod lap;
 mod memory;
 mod mysql;
 mod postgres;
@@ -21,6 +23,7 @@ pub(crate) const STORES: &[&dyn Target] = &[
     &mysql::MySql,
     &redis::Redis,
     &zookeeper::Zookeeper,
+    &etcd::Etcd,
 ];
 
 /// The store of this name.

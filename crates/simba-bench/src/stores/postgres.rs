@@ -11,6 +11,7 @@ use simba_postgres::{PostgresBackend, PostgresConfig};
 use tokio::sync::{Notify, OnceCell};
 use tokio_postgres::{AsyncMessage, Client, NoTls, Statement};
 
+use super::lap::Lap;
 use super::url;
 use simba_measure::{Caller, Peer, Target};
 
@@ -40,11 +41,10 @@ impl Target for Postgres {
 
     /// The server's own lock, which nothing survives: neither the end of its connection nor that of the server.
     async fn peer(&self, samples: usize) -> Result<Option<Peer>> {
-        let lap = Arc::new(Lap::default());
+        let lap = Lap::default();
         let sides = [advisory(&lap, samples, self.requeue()), advisory(&lap, samples, self.requeue())];
         futures_util::future::try_join_all(sides).await?;
-        let handovers = std::mem::take(&mut *lap.taken.lock().unwrap_or_else(PoisonError::into_inner));
-        Ok(Some(Peer { name: "pg_advisory_lock", handovers }))
+        Ok(Some(Peer { name: "pg_advisory_lock", handovers: lap.take() }))
     }
 
     fn many(&self) -> usize {
@@ -53,27 +53,6 @@ impl Target for Postgres {
 
     fn requeue(&self) -> Duration {
         Duration::from_millis(5)
-    }
-}
-
-/// What the two sides of an advisory lock share.
-#[derive(Default)]
-struct Lap {
-    released: Mutex<Option<Moment>>,
-    taken: Mutex<Vec<Duration>>,
-}
-
-impl Lap {
-    /// Somebody has it; how often it went over so far.
-    fn took(&self) -> usize {
-        let released = self.released.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.extend(released.map(|released| SystemClock.now() - released));
-        taken.len()
-    }
-
-    fn releases(&self) {
-        *self.released.lock().unwrap_or_else(PoisonError::into_inner) = Some(SystemClock.now());
     }
 }
 

@@ -64,17 +64,18 @@ pub(super) struct Line {
 pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Line {
-    /// Connects and logs in, and asks something that takes a quorum: a member that is cut off from the others is of
-    /// no use.
+    /// Connects, with a token that was given before if there is one, and asks something that takes a quorum: a member
+    /// that is cut off from the others is of no use.
     pub(super) async fn open(
         config: &EtcdConfig,
         place: &Place,
         limit: Duration,
         clock: &Arc<dyn Clock>,
+        token: Option<AsciiMetadataValue>,
     ) -> Result<(Self, Driver), Error> {
         let (channel, driver) = connect(config, place, limit, clock).await?;
         let grpc = Grpc::with_origin(channel, origin(config, place)).max_decoding_message_size(LARGEST);
-        let mut line = Self { grpc, token: None };
+        let mut line = Self { grpc, token };
         // Nothing is answered unless somebody drives it.
         let greeted = {
             let greeting = line.greet(config, place);
@@ -91,8 +92,15 @@ impl Line {
     }
 
     async fn greet(&mut self, config: &EtcdConfig, place: &Place) -> Result<(), Error> {
-        self.log_in(config, place).await?;
-        let seen = self.look_at(Self::look(config)).await;
+        // A login costs a server the hash of a password, on purpose much: one for all connections is enough.
+        if self.token.is_none() {
+            self.log_in(config, place).await?;
+        }
+        let mut seen = self.look_at(Self::look(config)).await;
+        if self.token.is_some() && seen.as_ref().is_err_and(Failure::is_logged_out) {
+            self.log_in(config, place).await?;
+            seen = self.look_at(Self::look(config)).await;
+        }
         seen.map_err(|failure| refused(place, "reach", failure))
     }
 
@@ -108,7 +116,13 @@ impl Line {
         Ok(())
     }
 
+    /// What shows who we are, for the next connection.
+    pub(super) fn token(&self) -> Option<AsciiMetadataValue> {
+        self.token.clone()
+    }
+
     async fn log_in(&mut self, config: &EtcdConfig, place: &Place) -> Result<(), Error> {
+        self.token = None;
         let Some(login) = &config.login else { return Ok(()) };
         let credentials = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
         let said = self.unary("/etcdserverpb.Auth/Authenticate", credentials).await;

@@ -7,6 +7,7 @@ use simba_core::{Clock, Error, within};
 use simba_net::Backoff;
 use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
+use tonic::metadata::AsciiMetadataValue;
 
 use super::channel::{Driver, Line};
 use super::{Shared, State};
@@ -34,6 +35,8 @@ pub(super) struct Supervisor {
     order: Vec<usize>,
     number: u64,
     backoff: Backoff,
+    /// What the last login gave.
+    token: Option<AsciiMetadataValue>,
 }
 
 impl Supervisor {
@@ -41,7 +44,7 @@ impl Supervisor {
         let mut order: Vec<usize> = (0..config.places.len()).collect();
         fastrand::shuffle(&mut order);
         let backoff = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
-        Self { config, shared, next: 0, order, number: 0, backoff }
+        Self { config, shared, next: 0, order, number: 0, backoff, token: None }
     }
 
     pub(super) async fn run(mut self) {
@@ -94,8 +97,11 @@ impl Supervisor {
         self.next += 1;
         let limit = (self.shared.pulse.limit() * 2).clamp(MIN_DIAL, MAX_DIAL);
         let clock = &self.shared.clock;
-        let opened = within(&**clock, limit, Line::open(&self.config, place, limit, clock)).await;
-        opened.unwrap_or_else(|| Err(silent(place, limit)))
+        let opening = Line::open(&self.config, place, limit, clock, self.token.clone());
+        let opened = within(&**clock, limit, opening).await;
+        let (line, driver) = opened.unwrap_or_else(|| Err(silent(place, limit)))?;
+        self.token = line.token();
+        Ok((line, driver))
     }
 
     /// No member is of use: tells everybody who waits, and waits a little.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The stores with settings of their own, by the names that a file may call them.
-pub(super) const STORES: [(&str, &str); 7] = [
+pub(super) const STORES: [(&str, &str); 8] = [
     ("sqlite", "sqlite"),
     ("mysql", "mysql"),
     ("mariadb", "mysql"),
@@ -13,6 +13,7 @@ pub(super) const STORES: [(&str, &str); 7] = [
     ("postgres", "postgres"),
     ("redis", "redis"),
     ("zookeeper", "zookeeper"),
+    ("etcd", "etcd"),
 ];
 
 /// What can be set, for all stores and for each.

@@ -30,8 +30,8 @@ use keys::{KEYS, Key, Origin, STORES};
 /// | `initial-delay` | `0s` | how long a contention waits before its first try |
 ///
 /// The same keys stand in a table for each store: `sqlite`, `mysql` (also `jdbc`, `mariadb`), `postgres`, `redis`,
-/// `zookeeper`. In YAML all of it may stand below `simba:`, as with the Spring Boot starter of JVM Simba. In the environment
-/// they are `SIMBA_URL`, `SIMBA_TTL`, `SIMBA_REDIS_TTL` and so on.
+/// `zookeeper`, `etcd`. In YAML all of it may stand below `simba:`, as with the Spring Boot starter of JVM Simba. In the
+/// environment they are `SIMBA_URL`, `SIMBA_TTL`, `SIMBA_REDIS_TTL` and so on.
 ///
 /// # Examples
 ///

@@ -44,6 +44,7 @@ fn url(all: &BTreeMap<Key, Setting>) -> Result<(Option<&'static str>, ConnectUrl
         "postgresql" => Some("postgres"),
         "rediss" => Some("redis"),
         "zookeepers" => Some("zookeeper"),
+        "etcds" => Some("etcd"),
         scheme => keys::store(scheme),
     };
     Ok((store, url))

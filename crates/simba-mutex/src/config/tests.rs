@@ -36,6 +36,15 @@ fn a_later_layer_wins_and_a_store_s_own_setting_over_that_for_all() {
 }
 
 #[test]
+fn a_scheme_with_tls_has_the_settings_of_its_store() {
+    for (store, scheme) in [("redis", "rediss"), ("zookeeper", "zookeepers"), ("etcd", "etcds")] {
+        let file = Config::new().toml(&format!("[{store}]\nttl = '5s'\n"), "a.toml").unwrap();
+        assert_eq!(lease_of(&file.clone().url(format!("{store}://h"))), (5, 6));
+        assert_eq!(lease_of(&file.url(format!("{scheme}://h"))), (5, 6), "{scheme}");
+    }
+}
+
+#[test]
 fn the_starter_s_own_file_is_understood() {
     let text = "simba:\n  enabled: true\n  jdbc:\n    initial-delay: 2s\n    ttl: 12s\nspring:\n  x: [1]\n";
     let config = Config::new().yaml(text, "application.yml").unwrap().url("mysql://h/db");

@@ -1,17 +1,20 @@
 //! `simba tck`: the compatibility kit against the given store.
 
+mod store;
+
 use std::panic;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use simba_mutex::{ConnectUrl, SystemClock};
-use simba_tck::{CASE_LIMIT, Case, Connection, FaultyBackend, Fixture, Profile, Switch, async_trait, cases};
+use simba_mutex::ConnectUrl;
+use simba_tck::{CASE_LIMIT, Case, cases};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
 use crate::args::TckArgs;
 use crate::failure::{Failure, Outcome, code};
 use crate::output::{Paint, print};
+use store::Store;
 
 /// How many cases run at once: most of them wait for a lease to end.
 const AT_ONCE: usize = 8;
@@ -28,8 +31,8 @@ pub(crate) fn tck(url: &ConnectUrl, args: &TckArgs) -> Outcome {
         return Err(Failure::new(code::USAGE, format!("no case has `{}` in its name", args.filter)));
     }
     // One connection first, so that a store out of reach is one error and not a hundred.
-    runtime.block_on(simba_mutex::backend(url))?;
-    let (total, failed) = (wanted.len(), runtime.block_on(run_all(url, wanted)));
+    let store = runtime.block_on(Store::find(url))?;
+    let (total, failed) = (wanted.len(), runtime.block_on(run_all(&store, wanted)));
     runtime.shutdown_background();
     print(&format!("{} of {total} kept\n", total - failed))?;
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(code::NOT_ACQUIRED) })
@@ -40,14 +43,14 @@ fn title(case: &Case) -> String {
 }
 
 /// Runs them some at a time; how many failed.
-async fn run_all(url: &ConnectUrl, wanted: Vec<Case>) -> usize {
+async fn run_all(store: &Store, wanted: Vec<Case>) -> usize {
     let said = hush();
     let (mut running, mut waiting, mut failed) = (JoinSet::new(), wanted.into_iter(), 0);
     loop {
         while running.len() < AT_ONCE
             && let Some(case) = waiting.next()
         {
-            running.spawn(one(case, url.clone()));
+            running.spawn(one(case, store.clone()));
         }
         let Some(ended) = running.join_next().await else { return failed };
         match ended {
@@ -63,9 +66,8 @@ async fn run_all(url: &ConnectUrl, wanted: Vec<Case>) -> usize {
     }
 }
 
-async fn one(case: Case, url: ConnectUrl) -> (Case, Result<(), ()>) {
-    let checked =
-        tokio::spawn(async move { tokio::time::timeout(CASE_LIMIT, case.run(&Store { url })).await });
+async fn one(case: Case, store: Store) -> (Case, Result<(), ()>) {
+    let checked = tokio::spawn(async move { tokio::time::timeout(CASE_LIMIT, case.run(&store)).await });
     let kept = matches!(checked.await, Ok(Ok(())));
     (case, if kept { Ok(()) } else { Err(()) })
 }
@@ -92,28 +94,4 @@ fn hush() -> Arc<Mutex<Vec<String>>> {
         kept.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }));
     said
-}
-
-/// The store under test, behind a network that can be broken.
-struct Store {
-    url: ConnectUrl,
-}
-
-#[async_trait]
-impl Fixture for Store {
-    async fn connect(&self) -> Connection {
-        let backend = simba_mutex::backend(&self.url).await;
-        let backend = backend.unwrap_or_else(|error| panic!("the store cannot be connected to: {error}"));
-        let network = Switch::new();
-        let faulty = FaultyBackend::over(backend, SystemClock, Arc::<Switch>::clone(&network));
-        Connection::new(faulty, network)
-    }
-
-    fn profile(&self) -> Profile {
-        match self.url.scheme() {
-            "mysql" | "mariadb" => Profile::default().with_fifo(false).with_token_visible_to_observers(false),
-            "zookeeper" | "zookeepers" => Profile::default().with_keeps_token_on_resume(true),
-            _ => Profile::default(),
-        }
-    }
 }
