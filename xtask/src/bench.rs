@@ -11,6 +11,7 @@ const ZOOKEEPER: &str = "SIMBA_BENCH_ZOOKEEPER";
 
 /// Runs the benchmark program, optimised, with the servers that it measures. `words` are its own.
 pub(crate) fn bench(workspace: Workspace, words: &[String]) -> Result<()> {
+    simba_servers::keep_data_on_disk();
     servers::around(workspace, |workspace| {
         // A disk takes far longer than what is compared.
         let zookeeper = Setup::zookeeper().with_setting("forceSync=no").start()?;

@@ -16,6 +16,7 @@ use crate::debian;
 use crate::disk::SmallDisk;
 use crate::kinds::{self, Kind, Place};
 use crate::logins::Login;
+use crate::room::room;
 use crate::server::Server;
 
 /// A server to start: its kind, and what is special about it.
@@ -239,7 +240,7 @@ pub(crate) fn beside(address: SocketAddr) -> SocketAddr {
 fn directory(name: &str) -> Result<PathBuf> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let dir: &Path = &std::env::temp_dir().join(format!("simba-{name}-{}-{count}", process::id()));
+    let dir: &Path = &room().join(format!("simba-{name}-{}-{count}", process::id()));
     fs::create_dir(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     Ok(dir.canonicalize()?)
 }
