@@ -60,8 +60,7 @@ fn last(prefix: &str, before: i64) -> RangeRequest {
 }
 
 fn one(key: &str) -> RequestOp {
-    Op::Range(RangeRequest { key: key.as_bytes().to_vec(), keys_only: true, ..RangeRequest::default() })
-        .into()
+    Op::Range(RangeRequest::of_key(key)).into()
 }
 
 fn put(key: &str, contender: &ContenderId, lease: i64) -> RequestOp {
@@ -120,7 +119,7 @@ pub(crate) enum Standing {
 impl Standing {
     /// What an answer to [`look`] says.
     pub(crate) fn of(mut answer: TxnResponse, revision: i64) -> Result<Self> {
-        let at = revision_of(answer.header.as_ref());
+        let at = revision_of(answer.header.as_ref())?;
         let mut ranges = answer.ranges();
         let (Some(own), Some(first), Some(next)) = (ranges.next(), ranges.next(), ranges.next()) else {
             return Err(stranger());
@@ -136,7 +135,7 @@ impl Standing {
 
     /// What an answer to [`join`] says that made the place.
     pub(crate) fn of_new(answer: &mut TxnResponse) -> Result<Self> {
-        let at = revision_of(answer.header.as_ref());
+        let at = revision_of(answer.header.as_ref())?;
         let mut ranges = answer.ranges();
         match (ranges.next().as_deref(), ranges.next().as_deref()) {
             (Some([]), Some([])) => Ok(Self::First),
@@ -150,8 +149,9 @@ impl Standing {
     }
 }
 
-pub(crate) fn revision_of(header: Option<&Header>) -> i64 {
-    header.map_or(0, |header| header.revision)
+/// The store's revision when it answered. Zero would be the creation of a key that is not there.
+pub(crate) fn revision_of(header: Option<&Header>) -> Result<i64> {
+    header.map(|header| header.revision).filter(|revision| *revision > 0).ok_or_else(stranger)
 }
 
 #[cfg(test)]
@@ -169,6 +169,13 @@ mod tests {
         assert_eq!((head.owner.as_str(), head.token.get()), ("694d8a", 7));
         let head = Head::of(&kv("simba/orders/694d8a-x", 7, "me")).unwrap();
         assert_eq!(head.owner.as_str(), "me");
+    }
+
+    #[test]
+    fn an_answer_without_a_revision_is_no_answer() {
+        let at = |revision| Header { member_id: 1, revision, raft_term: 1 };
+        assert_eq!(revision_of(Some(&at(7))).unwrap(), 7);
+        assert!(revision_of(Some(&at(0))).is_err() && revision_of(None).is_err());
     }
 
     #[test]

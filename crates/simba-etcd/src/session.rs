@@ -192,7 +192,7 @@ impl EtcdSession {
         prior: Prior,
         began: Moment,
     ) -> Result<Option<Answer>> {
-        let made = revision_of(answer.header.as_ref());
+        let made = revision_of(answer.header.as_ref())?;
         let Some(place) = &mut self.place else { return Ok(None) };
         if answer.succeeded {
             place.made(made);
@@ -207,7 +207,7 @@ impl EtcdSession {
 
     /// What follows from an answer to [`queue::take`].
     async fn tried(&mut self, mut answer: TxnResponse, began: Moment) -> Result<Option<Answer>> {
-        let made = revision_of(answer.header.as_ref());
+        let made = revision_of(answer.header.as_ref())?;
         let Some(place) = &mut self.place else { return Ok(None) };
         if answer.succeeded {
             place.made(made);
@@ -306,7 +306,7 @@ impl EtcdSession {
         let looked = self.client().range(queue::first(&self.prefix)).await;
         let answer = looked.map_err(|failure| failed("look at the queue", failure))?;
         let head = answer.kvs.first().map(Head::of).transpose()?;
-        let at = revision_of(answer.header.as_ref());
+        let at = revision_of(answer.header.as_ref())?;
         self.seen = Some(Box::new(Seen { head: head.clone(), at }));
         Ok(head)
     }

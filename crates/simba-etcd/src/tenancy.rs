@@ -306,7 +306,7 @@ impl Keeper {
             let answers: Vec<_> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
             for (batch, answer) in answers {
                 match answer {
-                    Ok(seen) if seen.by != kept.by => again.extend(batch),
+                    Ok(seen) if !seen.by.confirms(kept.by) => again.extend(batch),
                     Ok(seen) => {
                         life.prove(sent, kept.ttl);
                         let checked = Checked { remaining: kept.ttl, at: seen.at };
@@ -367,10 +367,7 @@ struct Seen {
 
 async fn ask(client: &Client, batch: Vec<Check>) -> (Vec<Check>, Result<Seen, Failure>) {
     let created = |check: &Check| Compare::created_in(check.revision, check.key.clone().into_bytes());
-    let look = |check: &Check| {
-        let key = check.key.clone().into_bytes();
-        Op::Range(RangeRequest { key, keys_only: true, ..RangeRequest::default() }).into()
-    };
+    let look = |check: &Check| Op::Range(RangeRequest::of_key(&check.key)).into();
     let txn = TxnRequest {
         compare: batch.iter().map(created).collect(),
         // A transaction without any read is answered by the member alone.
@@ -379,7 +376,8 @@ async fn ask(client: &Client, batch: Vec<Check>) -> (Vec<Check>, Result<Seen, Fa
         failure: batch.iter().map(look).collect(),
     };
     let answer = client.txn(txn).await.map(|mut answer| {
-        let (by, at) = (Reign::of(answer.header.as_ref()), revision_of(answer.header.as_ref()));
+        let by = Reign::of(answer.header.as_ref());
+        let at = revision_of(answer.header.as_ref()).unwrap_or_default();
         let there = match answer.succeeded {
             true => vec![true; batch.len()],
             false => {

@@ -149,7 +149,12 @@ async fn a_right_that_is_taken_away_is_told_and_keeps_nobody_out_for_long() {
     other.expect("broken: it keeps nobody out for long").unwrap().release().await.unwrap();
     let contention = simba.contend("denied");
     contention.start().unwrap();
-    sleep(Duration::from_secs(1)).await;
+    soon("a contender without rights is told", async {
+        while contention.last_error().is_none() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
     let error = contention.last_error().unwrap();
     assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
     let before = network.requests();

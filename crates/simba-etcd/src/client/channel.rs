@@ -106,13 +106,11 @@ impl Line {
 
     /// A question that changes nothing and takes a quorum.
     pub(super) fn look(config: &EtcdConfig) -> RangeRequest {
-        let key = config.keys().root().into_bytes();
-        RangeRequest { key, limit: 1, keys_only: true, ..RangeRequest::default() }
+        RangeRequest::of_key(&config.keys().root())
     }
 
     pub(super) async fn look_at(&self, look: RangeRequest) -> Result<(), Failure> {
-        let seen: RangeResponse = self.unary("/etcdserverpb.KV/Range", look).await?;
-        let _ = seen;
+        let RangeResponse { .. } = self.unary("/etcdserverpb.KV/Range", look).await?;
         Ok(())
     }
 

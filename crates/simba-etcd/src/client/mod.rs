@@ -88,6 +88,11 @@ impl Reign {
             term: header.raft_term,
         })
     }
+
+    /// Whether both are of one reign. Answers that do not say of which they are show nothing.
+    pub(crate) fn confirms(self, other: Self) -> bool {
+        self == other && self.term > 0
+    }
 }
 
 impl Client {
@@ -143,15 +148,13 @@ impl Client {
 
     pub(crate) async fn delete(&self, key: &str) -> Result<(), Failure> {
         let request = DeleteRangeRequest { key: key.as_bytes().to_vec() };
-        let deleted: DeleteRangeResponse = self.call("/etcdserverpb.KV/DeleteRange", request).await?;
-        let _ = deleted;
+        let DeleteRangeResponse {} = self.call("/etcdserverpb.KV/DeleteRange", request).await?;
         Ok(())
     }
 
     /// A read that finds next to nothing, and takes a quorum, as one that is answered by a single member does not.
     pub(crate) fn look(&self) -> RangeRequest {
-        let key = self.root.clone().into_bytes();
-        RangeRequest { key, limit: 1, keys_only: true, ..RangeRequest::default() }
+        RangeRequest::of_key(&self.root)
     }
 
     /// A transaction that is carried out to its end whether or not somebody waits for it.
@@ -175,9 +178,8 @@ impl Client {
     }
 
     pub(crate) async fn revoke(&self, id: i64) -> Result<(), Failure> {
-        let revoked: LeaseRevokeResponse =
+        let LeaseRevokeResponse {} =
             self.call("/etcdserverpb.Lease/LeaseRevoke", LeaseRequest { id }).await?;
-        let _ = revoked;
         Ok(())
     }
 
@@ -342,4 +344,17 @@ fn whole_seconds(seconds: i64) -> Duration {
 /// The outcome stays in the receiver.
 pub(crate) async fn heard<T>(outcome: &mut oneshot::Receiver<Result<T, Failure>>) -> Result<T, Failure> {
     outcome.await.unwrap_or(Err(Failure::Closed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_same_member_in_the_same_term_confirms_and_nobody_without_a_name_does() {
+        let reign = |member_id, raft_term| Reign::of(Some(&Header { member_id, revision: 1, raft_term }));
+        assert!(reign(1, 7).confirms(reign(1, 7)));
+        assert!(!reign(1, 8).confirms(reign(1, 7)) && !reign(2, 7).confirms(reign(1, 7)));
+        assert!(!Reign::of(None).confirms(Reign::of(None)));
+    }
 }

@@ -48,6 +48,13 @@ pub(crate) struct RangeRequest {
     pub(crate) max_create_revision: i64,
 }
 
+impl RangeRequest {
+    /// Whether this key is there, and since when.
+    pub(crate) fn of_key(key: &str) -> Self {
+        Self { key: key.as_bytes().to_vec(), keys_only: true, ..Self::default() }
+    }
+}
+
 pub(crate) const ASCENDING: i32 = 1;
 pub(crate) const DESCENDING: i32 = 2;
 /// Sort by the revision that a key was created in.
@@ -81,10 +88,7 @@ pub(crate) struct DeleteRangeRequest {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct DeleteRangeResponse {
-    #[prost(message, optional, tag = "1")]
-    pub(crate) header: Option<Header>,
-}
+pub(crate) struct DeleteRangeResponse {}
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct RequestOp {
