@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::connect;
 use common::peer::{contend, name, sees};
-use simba_core::{Contention, Lease, Simba, Tenure};
+use simba_core::{Backend as _, Claim, ContenderId, Contention, Lease, Prior, Simba, Tenure};
 use simba_servers::Ensemble;
 use simba_tck::rounds;
 use tokio::task::spawn_blocking;
@@ -128,17 +128,19 @@ async fn a_place_that_is_made_late_does_not_stay() {
     let long = Lease::new(Duration::from_secs(60), Duration::from_secs(30)).unwrap();
     for round in 0..rounds().clamp(2, 3) {
         let leader = cluster.leader().unwrap();
-        let (one, mutex) = (simba(&cluster.server(leader).url()).await, name());
+        let (one, mutex) = (connect(&cluster.server(leader).url()).await.unwrap(), name());
+        let claim = |mutex| Claim::new(mutex, ContenderId::generate(), long);
         // The lease stands before.
-        one.locker(name()).with_lease(long).lock().await.unwrap().release().await.unwrap();
+        one.open(claim(name())).await.unwrap().contend(Prior::Nothing).await.unwrap();
+        let mut session = one.open(claim(mutex.clone())).await.unwrap();
         let others: Vec<_> = (0..3).filter(|other| *other != leader).collect();
         let each = others.clone();
         let (alone, ()) = with(cluster, move |cluster| {
             each.iter().for_each(|other| cluster.server_mut(*other).pause().unwrap());
         })
         .await;
-        let given_up =
-            timeout(Duration::from_millis(100), one.locker(mutex.clone()).with_lease(long).lock()).await;
+        let given_up = timeout(Duration::from_millis(100), session.contend(Prior::Nothing)).await;
+        drop(session);
         assert!(given_up.is_err(), "broken: nobody gets a mutex without a quorum");
         if round % 2 == 1 {
             // So long that the connection is given up, and with it the hope for an answer.
