@@ -5,7 +5,7 @@ use super::engine::Engine;
 use super::wait;
 use crate::error::Result;
 use crate::tenure::{Loss, Tenure};
-use crate::types::{ContenderId, FencingToken, Lease, MutexOwner};
+use crate::types::{FencingToken, Lease, MutexOwner};
 
 /// Locks one mutex, one guard at a time. See [`crate::Locker`].
 #[derive(Debug)]
@@ -25,10 +25,10 @@ impl Locker {
         Self { inner: self.inner.with_lease(lease), ..self }
     }
 
-    /// Contends under this id. See [`crate::Locker::with_id`].
+    /// Begins the contender's ids with this label. See [`crate::Locker::with_label`].
     #[must_use]
-    pub fn with_id(self, id: ContenderId) -> Self {
-        Self { inner: self.inner.with_id(id), ..self }
+    pub fn with_label(self, label: impl AsRef<str>) -> Self {
+        Self { inner: self.inner.with_label(label), ..self }
     }
 
     /// Gives the mutex up after `max_hold` at the latest.
@@ -74,6 +74,12 @@ impl Locker {
     /// As for [`crate::Locker::lock_timeout`].
     pub fn lock_timeout(&self, timeout: Duration) -> Result<Guard> {
         wait(self.inner.lock_timeout(timeout)).map(|guard| self.guard(guard))
+    }
+
+    /// Returns the label of its ids, if it has one.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.inner.label()
     }
 
     /// Who held the mutex when this locker last looked.
