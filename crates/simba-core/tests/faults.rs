@@ -4,11 +4,13 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::env;
+use std::fmt;
 use std::future::pending;
 use std::process::{self, Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -16,8 +18,9 @@ use common::{DEADLINE, NAME, RENEWAL, TOTAL, World, ms, pushed_lease, settled};
 use futures_util::FutureExt;
 use simba_core::operate::MutexRecord;
 use simba_core::{
-    Clock, Contender, ErrorKind, Guard, Lease, Loss, MemoryBackend, MutexName, MutexState, Schedule, Simba,
-    Status, SystemClock, Tenure,
+    Answer, Backend, Claim, Clock, Contender, ContenderId, ErrorKind, Guard, Holding, Lease, Loss,
+    MemoryBackend, MutexName, MutexState, Ownership, Prior, Result, Schedule, Session, Simba, Status,
+    SystemClock, Tenure, async_trait,
 };
 use simba_tck::{Call, FaultyBackend, Passage, SkewedClock, StolenTime, Switch};
 use tokio::runtime::{Builder, Runtime};
@@ -466,15 +469,75 @@ async fn row_58_a_waiter_with_the_holder_s_label_that_stops_frees_nothing() {
     assert!(first.is_held(), "{:?}", first.tenure().loss());
 }
 
+/// A store that knows contenders by their ids alone, as a row with an owner's id does: all sessions of one id are
+/// one to it.
+struct ByIdAlone {
+    store: MemoryBackend,
+    sessions: Mutex<HashMap<ContenderId, SharedSession>>,
+}
+
+type SharedSession = Arc<tokio::sync::Mutex<Box<dyn Session>>>;
+
+struct IdSession(ContenderId, SharedSession);
+
+impl fmt::Debug for ByIdAlone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ByIdAlone")
+    }
+}
+
+#[async_trait]
+impl Backend for ByIdAlone {
+    fn name(&self) -> &'static str {
+        "by-id-alone"
+    }
+
+    async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
+        let (id, new) = (claim.contender.clone(), self.store.open(claim).await?);
+        let mut sessions = self.sessions.lock().unwrap();
+        let session = sessions.entry(id.clone()).or_insert_with(|| Arc::new(tokio::sync::Mutex::new(new)));
+        Ok(Box::new(IdSession(id, Arc::clone(session))))
+    }
+}
+
+#[async_trait]
+impl Session for IdSession {
+    async fn contend(&mut self, prior: Prior) -> Result<Answer> {
+        let mut session = self.1.lock().await;
+        match session.inspect().await? {
+            Some(held) if prior == Prior::Nothing && held.owner == self.0 => Ok(Answer::Held(held)),
+            _ => session.contend(prior).await,
+        }
+    }
+
+    async fn inspect(&mut self) -> Result<Option<Ownership>> {
+        self.1.lock().await.inspect().await
+    }
+
+    async fn release(&mut self, holding: Holding) -> Result<()> {
+        self.1.lock().await.release(holding).await
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn row_58_a_lost_first_call_adopts_nothing_of_an_equal_label() {
     let world = World::new();
-    let guard = world.simba().locker(NAME).with_label(LABEL).lock().await.unwrap();
+    let store = Arc::new(ByIdAlone { store: world.store.clone(), sessions: Mutex::default() });
+    let handle = || {
+        let switch = Switch::new();
+        let weather = Arc::clone(&switch) as Arc<dyn simba_tck::Weather>;
+        let backend =
+            FaultyBackend::over(Arc::clone(&store) as Arc<dyn Backend>, world.clock.clone(), weather);
+        let simba =
+            Simba::builder(Arc::new(backend)).clock(world.clock.clone()).lease(common::lease()).build();
+        (simba, switch)
+    };
+    let guard = handle().0.locker(NAME).with_label(LABEL).lock().await.unwrap();
     for lost in [Passage::HANG, Passage::REPLY_LOST] {
-        let (other, weather) = world.handle();
+        let (other, weather) = handle();
         weather.once(Call::Contend, lost);
         let second = other.locker(NAME).with_label(LABEL);
-        // Its own lost call might have won, so it says that it does not know. What it finds is another's.
+        // Its own lost call might have won, so it asks the store for whatever is its own.
         tokio::time::timeout(3 * TOTAL, second.lock()).await.unwrap_err();
         assert!(guard.is_held(), "{:?}", guard.tenure().loss());
     }

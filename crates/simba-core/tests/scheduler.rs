@@ -420,6 +420,8 @@ async fn a_cut_off_run_that_panics_in_its_drop_is_a_failed_run_and_the_schedule_
         number += 1;
         let fragile = Undroppable { done: number > 1 };
         async move {
+            // All of it moves in here, not the field alone.
+            let fragile = fragile;
             if !fragile.done {
                 pending::<()>().await;
             }
