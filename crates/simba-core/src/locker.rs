@@ -12,7 +12,7 @@ use crate::seeded::{self, Bug};
 use crate::simba::Core;
 use crate::telemetry;
 use crate::tenure::{Loss, Tenure, Work};
-use crate::types::{FencingToken, Label, Lease, MutexName, MutexOwner};
+use crate::types::{ContenderId, FencingToken, Label, Lease, MutexName, MutexOwner};
 
 /// Locks one mutex, one guard at a time.
 ///
@@ -78,7 +78,7 @@ impl Locker {
     /// # let simba = simba_core::Simba::new(simba_core::MemoryBackend::new());
     /// let locker = simba.locker("orders").with_label("billing-3");
     /// let guard = locker.lock().await?;
-    /// assert!(guard.tenure().contender().as_str().starts_with("billing-3."));
+    /// assert!(guard.contender().as_str().starts_with("billing-3."));
     /// # Ok(())
     /// # }
     /// ```
@@ -359,6 +359,12 @@ impl Guard {
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.tenure.token()
+    }
+
+    /// Returns the id that the mutex is held under.
+    #[must_use]
+    pub fn contender(&self) -> &ContenderId {
+        self.tenure.contender()
     }
 
     /// Whether the mutex is held at this moment. Reads the clock.

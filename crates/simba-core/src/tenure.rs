@@ -324,8 +324,8 @@ impl Tenure {
             }
             let (before, expiring) = (state.deadline, state.expiring());
             (state.deadline, state.grace) = (deadline, grace);
-            // A task that sleeps until a moment before looks again by itself when that comes, unless the new
-            // moment is earlier. One that was told of the end waits for this.
+            // A task that sleeps until the old moment looks again by itself when that comes, unless the new moment is
+            // earlier. A contender that was notified to stop waits for this renewal.
             let earlier = deadline < before || state.expiring() < expiring;
             (true, earlier || self.inner.clock.now() >= expiring)
         });

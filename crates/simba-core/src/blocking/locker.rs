@@ -5,7 +5,7 @@ use super::engine::Engine;
 use super::wait;
 use crate::error::Result;
 use crate::tenure::{Loss, Tenure};
-use crate::types::{FencingToken, Lease, MutexOwner};
+use crate::types::{ContenderId, FencingToken, Lease, MutexOwner};
 
 /// Locks one mutex, one guard at a time. See [`crate::Locker`].
 #[derive(Debug)]
@@ -111,6 +111,12 @@ impl Guard {
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.inner.token()
+    }
+
+    /// Returns the id that the mutex is held under.
+    #[must_use]
+    pub fn contender(&self) -> &ContenderId {
+        self.inner.contender()
     }
 
     /// Whether the mutex is held at this moment. Reads the clock.

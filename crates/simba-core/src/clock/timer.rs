@@ -23,8 +23,8 @@ pub(super) struct Timer {
     spawn: fn(&'static Self) -> io::Result<()>,
     /// The thread runs.
     served: AtomicBool,
-    /// Held while the thread is started.
-    starting: Mutex<()>,
+    /// Held while the thread is started. Whether the system has refused one before.
+    starting: Mutex<bool>,
 }
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Timer {
             alarm: Alarm::new(),
             spawn,
             served: AtomicBool::new(false),
-            starting: Mutex::new(()),
+            starting: Mutex::new(false),
         }))
     }
 
@@ -65,13 +65,17 @@ impl Timer {
         if self.served.load(Ordering::Acquire) {
             return;
         }
-        let starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.served.load(Ordering::Acquire) {
             match (self.spawn)(self) {
                 Ok(()) => self.served.store(true, Ordering::Release),
                 Err(error) => {
-                    tracing::debug!(%error, "the system starts no timer thread");
-                    drop(starting);
+                    let first = !std::mem::replace(&mut *refused, true);
+                    drop(refused);
+                    if first {
+                        let effect = "sleepers are polled without a pause until it does";
+                        tracing::error!(%error, effect, "the system starts no timer thread");
+                    }
                     sleeper.wake_by_ref();
                 }
             }

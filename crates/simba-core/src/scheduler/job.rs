@@ -294,10 +294,12 @@ where
     }
 }
 
-/// Without a runner nothing runs here, so the mutex is left to others.
+/// A runner that panicked runs nothing any more, so it leaves the mutex to others.
 impl<J> Drop for Runner<J> {
     fn drop(&mut self) {
-        self.contention.stop_soon();
+        if std::thread::panicking() {
+            self.contention.stop_soon();
+        }
     }
 }
 
