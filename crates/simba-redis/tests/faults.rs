@@ -303,19 +303,25 @@ async fn row_35_a_holder_whose_key_is_gone_learns_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_58_a_second_contender_under_one_id_is_told() {
+async fn row_58_two_equal_labels_never_share_a_hold() {
     let store = store();
-    let (one, two) = (simba(store.backend().await, lease()), simba(store.backend().await, lease()));
+    let (one, two) = (simba(store.backend().await, long()), simba(store.backend().await, long()));
     for _ in 0..rounds() {
-        let (mutex, id) = (name(), ContenderId::new("chosen").unwrap());
-        let first = one.contend(mutex.clone()).with_id(id.clone());
+        let mutex = name();
+        let first = one.contend(mutex.clone()).with_label("chosen");
         first.start().unwrap();
         let tenure = soon("the first one leads", first.acquired()).await.unwrap();
-        let locker = two.locker(mutex).with_id(id);
-        let error = soon("the second is told", locker.lock()).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config, "broken: {error}");
+        let locker = two.locker(mutex).with_label("chosen");
+        let refused = soon("the second is answered", locker.try_lock()).await.unwrap();
+        assert!(refused.is_none(), "broken: two hold");
+        let error = locker.lock_timeout(Duration::from_millis(300)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "broken: {error}");
+        assert_eq!(error.holder(), Some(tenure.contender()), "broken: the holder is named");
         assert_eq!(tenure.loss(), None, "broken: the first keeps what it has");
         first.stop().await.unwrap();
+        let guard = soon("the second one's turn", locker.lock()).await.unwrap();
+        assert!(guard.token() > tenure.token());
+        guard.release().await.unwrap();
     }
 }
 
