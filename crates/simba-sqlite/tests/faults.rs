@@ -254,3 +254,31 @@ async fn a_bell_that_is_taken_away_is_put_up_again() {
         next.release().await.unwrap();
     }
 }
+
+/// The entry of a waiter lasts for 60 s: a lost deletion would keep everybody else out for as long.
+#[tokio::test(flavor = "multi_thread")]
+async fn dropped_waiter_leaves_the_queue_after_the_file_was_locked() {
+    let store = Sqlite::new();
+    let (one, two) = (store.simba().await, store.simba().await);
+    let guard = one.locker("orders").lock().await.unwrap();
+    let locker = two.locker("orders");
+    let waiting = tokio::spawn(async move { locker.lock().await });
+    let waiters = || async { one.operate().unwrap().read(&"orders".parse().unwrap()).await.unwrap().waiters };
+    while waiters().await != Some(1) {
+        sleep(Duration::from_millis(2)).await;
+    }
+    let writer = store.raw();
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    waiting.abort();
+    // A call waits for 200 ms at the most.
+    sleep(Duration::from_millis(700)).await;
+    writer.execute_batch("ROLLBACK").unwrap();
+    let left = async {
+        while waiters().await != Some(0) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, left).await.expect("it leaves as soon as it can");
+    guard.release().await.unwrap();
+    assert!(one.locker("orders").try_lock().await.unwrap().is_some(), "nobody waits");
+}
