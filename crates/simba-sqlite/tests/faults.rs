@@ -255,30 +255,31 @@ async fn a_bell_that_is_taken_away_is_put_up_again() {
     }
 }
 
-/// The entry of a waiter lasts for 60 s: a lost deletion would keep everybody else out for as long.
+/// The entry of a waiter lasts for 60 s: without another try it would keep everybody else out for as long.
 #[tokio::test(flavor = "multi_thread")]
-async fn dropped_waiter_leaves_the_queue_after_the_file_was_locked() {
+async fn dropped_session_leaves_the_queue_once_the_file_is_no_longer_locked() {
     let store = Sqlite::new();
-    let (one, two) = (store.simba().await, store.simba().await);
-    let guard = one.locker("orders").lock().await.unwrap();
-    let locker = two.locker("orders");
-    let waiting = tokio::spawn(async move { locker.lock().await });
-    let waiters = || async { one.operate().unwrap().read(&"orders".parse().unwrap()).await.unwrap().waiters };
-    while waiters().await != Some(1) {
-        sleep(Duration::from_millis(2)).await;
-    }
+    let (simba, backend) = (store.simba().await, store.backend().await);
+    let guard = simba.locker("orders").lock().await.unwrap();
+    let mutex = MutexName::new("orders").unwrap();
+    let claim = Claim::new(mutex.clone(), ContenderId::generate(), common::long());
+    let mut session = backend.open(claim).await.unwrap();
+    assert!(matches!(session.contend(Prior::Nothing).await, Ok(Answer::Held(_))));
     let writer = store.raw();
     writer.execute_batch("BEGIN IMMEDIATE").unwrap();
-    waiting.abort();
-    // A call waits for 200 ms at the most.
-    sleep(Duration::from_millis(700)).await;
+    drop(session);
+    // A call waits for the file for 200 ms at the most.
+    sleep(Duration::from_secs(1)).await;
+    let waiters = || async { simba.operate().unwrap().read(&mutex).await.unwrap().waiters };
+    assert_eq!(waiters().await, Some(1), "the first try has failed");
     writer.execute_batch("ROLLBACK").unwrap();
     let left = async {
         while waiters().await != Some(0) {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(SOON, left).await.expect("it leaves as soon as it can");
+    timeout(SOON, left).await.expect("the entry is deleted by another try");
     guard.release().await.unwrap();
-    assert!(one.locker("orders").try_lock().await.unwrap().is_some(), "nobody waits");
+    let next = simba.locker("orders").try_lock().await.unwrap().expect("nobody waits");
+    next.release().await.unwrap();
 }
