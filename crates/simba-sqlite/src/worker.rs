@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::hint;
+use std::iter;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -29,8 +30,8 @@ const BATCH: usize = 128;
 const GLANCES: u32 = 1_000;
 const SOON: i64 = 200;
 
-/// How soon the worker checks again whether a waiter that was woken in another process still runs, and tries again
-/// to delete the entries of dropped sessions, in microseconds.
+/// How soon the worker checks again whether a waiter that was woken in another process still runs, tries again to
+/// delete the entries of dropped sessions, and polls for sessions that cannot be woken by the bell, in microseconds.
 const CHECK_AGAIN: i64 = 250_000;
 
 /// Whom a hint is for.
@@ -177,17 +178,19 @@ impl Worker {
     /// Makes all changes in one transaction; if that fails, each of them has failed.
     fn write(&mut self, writes: &mut Vec<Write>) {
         writes.retain(|write| !write.is_moot());
-        if writes.is_empty() && !self.leaving.is_empty() {
-            // Nobody waits for these, and the next call must not have to wait behind them.
-            patience::limit([Duration::ZERO].into_iter());
-        } else if writes.is_empty() {
-            return;
-        } else {
-            patience::limit(writes.iter().filter_map(Write::ttl));
-        }
+        // Nobody waits for another try to leave, so the next call must not have to wait behind it.
+        let only_leaving = writes.is_empty().then_some(Duration::ZERO);
         writes.extend(self.leaving.drain(..).map(|(session, mutex)| Write::Leave { session, mutex }));
+        if writes.is_empty() {
+            return;
+        }
         let leaving: Vec<_> = writes.iter().filter_map(Write::leaving).collect();
-        if let Err(error) = self.begin() {
+        patience::limit(writes.iter().filter_map(Write::ttl).chain(only_leaving));
+        let begun = self.begin();
+        if only_leaving.is_some() {
+            patience::limit(iter::empty());
+        }
+        if let Err(error) = begun {
             self.leave_later(leaving, &error);
             return writes.drain(..).for_each(|write| write.fail(error.clone()));
         }
@@ -384,6 +387,13 @@ impl Worker {
             tracing::warn!(%file, %error, "the file cannot be watched, so waiters poll: {}", findings::WATCH_CURE);
         }
         self.deaf = heard.is_err();
+        match heard {
+            Ok(false) => {}
+            // Find what was missed between the old bell and this one.
+            Ok(true) => self.check_at = Some(self.boot.now()),
+            // The bell may be removed just before it is watched, and watches may be free again later.
+            Err(_) => self.check_again(),
+        }
         !self.deaf
     }
 }

@@ -255,6 +255,25 @@ async fn a_bell_that_is_taken_away_is_put_up_again() {
     }
 }
 
+/// The poll of a waiter is 30 s: nothing but the poll of its handle explains it.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiter_that_cannot_watch_the_bell_is_woken_by_its_handle() {
+    let store = Sqlite::new();
+    std::fs::create_dir(store.path().with_file_name("simba.db-bell")).unwrap();
+    let (one, two) = (store.simba().await, store.simba().await);
+    let guard = one.locker("orders").lock().await.unwrap();
+    let locker = two.locker("orders");
+    let waiting = tokio::spawn(async move { locker.lock().await });
+    while one.operate().unwrap().read(&"orders".parse().unwrap()).await.unwrap().waiters != Some(1) {
+        sleep(Duration::from_millis(2)).await;
+    }
+    // In the queue is not subscribed yet.
+    sleep(Duration::from_millis(500)).await;
+    guard.release().await.unwrap();
+    let next = timeout(SOON, waiting).await.expect("the handle polls").unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
 /// The entry of a waiter lasts for 60 s: without another try it would keep everybody else out for as long.
 #[tokio::test(flavor = "multi_thread")]
 async fn dropped_session_leaves_the_queue_once_the_file_is_no_longer_locked() {

@@ -133,13 +133,14 @@ async fn journal_removed_under_a_holder_lets_nobody_take_the_mutex() {
         for ending in removed {
             std::fs::remove_file(format!("{}{ending}", store.path().display())).unwrap();
         }
+        let second = SqliteBackend::connect(SqliteConfig::new(store.path())).await;
+        let error = second.expect_err("a second handle of this process is refused");
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("(-wal, -shm) was removed: stop every program"), "{error}");
+        // Last, since a handle that is refused must not cost this process its locks.
         let second = Player::start(store.path(), &["try", "orders"]);
         assert_eq!(second.hear(), "config", "{removed:?}");
         second.end();
-        let second = SqliteBackend::connect(SqliteConfig::new(store.path())).await;
-        let error = second.expect_err("a second handle of this process is refused, too");
-        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        assert!(error.to_string().contains("(-wal, -shm) was removed: stop every program"), "{error}");
         let error = simba.locker("bills").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains("in use: restart"), "{error}");
