@@ -6,7 +6,6 @@ mod common;
 
 use std::time::Duration;
 
-use common::lease;
 use simba_core::{Clock, Contention, Lease, Moment, MutexName, Simba, SystemClock, Tenure};
 use simba_servers::{Ensemble, EnsemblePlan};
 use simba_tck::{FaultProxy, rounds};
@@ -119,6 +118,11 @@ async fn the_leader_of_the_ensemble_is_killed_while_a_mutex_is_waited_for() {
     }
 }
 
+/// A lease that ends within a test, and survives a machine that stands still for a second.
+fn short() -> Lease {
+    Lease::new(Duration::from_millis(2_700), Duration::from_millis(1_800)).unwrap()
+}
+
 /// The first of three servers, whose ways to the others can be cut.
 struct CutOff {
     ensemble: Ensemble,
@@ -165,11 +169,11 @@ async fn row_73_a_holder_at_a_follower_without_a_quorum_loses_before_another_lea
     for _ in 0..rounds() {
         let (one, two) = (simba(&cut_off.url(&[0])).await, simba(&cut_off.url(&[1, 2])).await);
         let mutex = name();
-        let holder = contend(&one, &mutex, lease());
+        let holder = contend(&one, &mutex, short());
         let tenure = leads(&holder).await;
-        let heir = contend(&two, &mutex, lease());
+        let heir = contend(&two, &mutex, short());
         sees(&heir, &tenure).await;
-        sleep(lease().ttl().mul_f64(fastrand::f64())).await;
+        sleep(short().ttl().mul_f64(fastrand::f64())).await;
         cut_off.cut();
         let lost = async {
             tenure.lost().await;
@@ -210,4 +214,42 @@ async fn a_client_of_three_servers_outlives_any_one_of_them() {
         timeout(PATIENCE, holder.stop()).await.expect("broken: a contention stops").unwrap();
         ensemble = restart(ensemble, at).await;
     }
+}
+
+/// A holder's session goes to a server that grants less, and the holder is cut off right after.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reconnect_that_grants_a_shorter_session_shortens_the_tenure() {
+    const SHORT: Duration = Duration::from_secs(8);
+    let plan = EnsemblePlan::new(3).unwrap();
+    let plan = plan.with_setting(1, format!("maxSessionTimeout={}", SHORT.as_millis()));
+    let ensemble = spawn_blocking(|| plan.start().unwrap()).await.unwrap();
+    let (generous, strict) = (
+        FaultProxy::start(ensemble.server(0).address()).await.unwrap(),
+        FaultProxy::start(ensemble.server(1).address()).await.unwrap(),
+    );
+    strict.refuse();
+    let one = simba(&format!("zookeeper://{},{}", generous.address(), strict.address())).await;
+    let two = simba(&ensemble.server(2).url()).await;
+    let mutex = name();
+    // No renewal is due within the test.
+    let lease = Lease::new(Duration::from_secs(70), Duration::from_secs(40)).unwrap();
+    let holder = contend(&one, &mutex, lease);
+    let tenure = leads(&holder).await;
+    let heir = contend(&two, &mutex, patient());
+    sees(&heir, &tenure).await;
+    let before = tenure.deadline();
+    assert!(before - SystemClock.now() > PATIENCE, "a long session is granted first");
+    strict.pass();
+    generous.refuse();
+    generous.cut();
+    let shortened = async {
+        while tenure.deadline() == before {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(SHORT, shortened).await.expect("broken: a holder hears that its session is shorter now");
+    strict.stall();
+    let next = leads(&heir).await;
+    assert!(!tenure.is_held(), "broken: two hold");
+    assert!(next.token() > tenure.token(), "broken: tokens grow");
 }

@@ -87,6 +87,9 @@ async fn the_kit_runs_with_sasl() {
     let address = server.address();
     let url = format!("zookeeper://tck:{SASL_PASSWORD}@{address}?auth=sasl&acl=creator");
     run_sample(&Zookeeper::at(url)).await;
+    let error = connect(&format!("zookeeper://{address}")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    assert!(error.to_string().contains("requires a login"), "no cure: {error}");
     for wrong in ["tck:wrong", "nobody:wrong"] {
         let error = connect(&format!("zookeeper://{wrong}@{address}?auth=sasl")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub(crate) mod peers;
 pub(crate) mod raw;
 
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use raw::Raw;
 use simba_core::Lease;
 use simba_servers::shared;
-use simba_tck::{Connection, Fixture, Profile, Proxies, Shared, async_trait};
+use simba_tck::{Connection, Fixture, Proxies, Shared, async_trait};
 use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
 
 /// A store that was started elsewhere.
@@ -71,10 +72,6 @@ impl Fixture for Zookeeper {
 
     fn lease(&self) -> Lease {
         self.lease
-    }
-
-    fn profile(&self) -> Profile {
-        Profile::default().with_keeps_token_on_resume(true)
     }
 }
 

@@ -6,6 +6,9 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The error of a node that is not there.
+pub(crate) const NO_NODE: i32 = -101;
+
 /// All rights, and all but the right to give rights.
 pub(crate) const ALL: i32 = 31;
 pub(crate) const USE: i32 = 15;
