@@ -121,7 +121,7 @@ async fn nobody_there_and_nobody_who_answers_are_out_of_reach() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_rights_nobody_storms_the_server() {
     let _ = Zookeeper::as_least();
-    let (backend, network) = Zookeeper::at(format!("zookeeper://{}/least", address())).proxied().await;
+    let (backend, network) = Zookeeper::at(format!("zookeeper://{}/least-rights", address())).proxied().await;
     let simba = Simba::new(backend);
     let contention = simba.contend("denied");
     contention.start().unwrap();
