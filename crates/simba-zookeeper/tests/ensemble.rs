@@ -6,6 +6,8 @@ mod common;
 
 use std::time::Duration;
 
+use common::raw::{self, Raw};
+use simba_core::{Backend as _, Claim, ContenderId, Holding, Prior};
 use simba_core::{Clock, Contention, Lease, Moment, MutexName, Simba, SystemClock, Tenure};
 use simba_servers::{Ensemble, EnsemblePlan};
 use simba_tck::{FaultProxy, rounds};
@@ -254,4 +256,76 @@ async fn a_reconnect_that_grants_a_shorter_session_shortens_the_tenure() {
     let next = leads(&heir).await;
     assert!(!tenure.is_held(), "broken: two hold");
     assert!(next.token() > tenure.token(), "broken: tokens grow");
+}
+
+/// The server that has forwarded a creation goes away before it answers, and the next one hears of the creation late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_creation_that_is_committed_after_a_reconnect_leaves_no_node() {
+    const LATE: Duration = Duration::from_secs(1);
+    let mut plan = EnsemblePlan::new(3).unwrap();
+    let mut ways = Vec::new();
+    for follower in [0, 1] {
+        let way = FaultProxy::start(plan.quorum_address(2)).await.unwrap();
+        plan = plan.with_detour(follower, 2, way.address());
+        ways.push(way);
+    }
+    // No server gives up another one that is late.
+    let plan = (0..3).fold(plan, |plan, server| plan.with_setting(server, "syncLimit=50"));
+    let mut ensemble = spawn_blocking(|| plan.start().unwrap()).await.unwrap();
+    while ensemble.leader().unwrap() != 2 {
+        let at = ensemble.leader().unwrap();
+        ensemble = restart(ensemble, at).await;
+    }
+    // After an election the followers take a moment to serve again.
+    let followers = [0, 1].map(|at| ensemble.server(at).address());
+    spawn_blocking(move || {
+        while !followers.iter().all(|at| raw::four_letters(*at, "srvr").contains("Mode: follower")) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    })
+    .await
+    .unwrap();
+    let (first, second) = (
+        FaultProxy::start(ensemble.server(0).address()).await.unwrap(),
+        FaultProxy::start(ensemble.server(1).address()).await.unwrap(),
+    );
+    second.refuse();
+    let url = format!("zookeeper://{},{}", first.address(), second.address());
+    let config = ZookeeperConfig::from_url(&url.parse().unwrap()).unwrap();
+    let backend = ZookeeperBackend::connect(config).await.unwrap();
+    // The session outlives the test.
+    let lease = Lease::new(Duration::from_secs(70), Duration::from_secs(40)).unwrap();
+    let mutex = name();
+    let path = format!("/simba/{mutex}");
+    let claim = || Claim::new(mutex.clone(), ContenderId::generate(), lease);
+    let mut session = backend.open(claim()).await.unwrap();
+    session.contend(Prior::Nothing).await.unwrap();
+    session.release(Holding::Unknown).await.unwrap();
+    let mut session = backend.open(claim()).await.unwrap();
+    let leader = ensemble.server(2).address();
+    let mut by_hand = spawn_blocking(move || Raw::connect(leader)).await.unwrap();
+    // The first server forwards and hears nothing. The leader needs the second one to commit, three delays long.
+    ways[0].stall_replies();
+    ways[1].delay(LATE, Duration::ZERO);
+    let _ = timeout(LATE / 5, session.contend(Prior::Nothing)).await;
+    drop(session);
+    second.pass();
+    first.refuse();
+    first.cut();
+    let seen_and_gone = spawn_blocking(move || {
+        let mut poll = |wanted: bool| {
+            let asked = SystemClock.now();
+            while by_hand.children(&path).is_empty() == wanted {
+                assert!(
+                    SystemClock.now() - asked < PATIENCE,
+                    "broken: the node is {}",
+                    if wanted { "not created" } else { "left behind" }
+                );
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        poll(true);
+        poll(false);
+    });
+    seen_and_gone.await.unwrap();
 }
