@@ -198,6 +198,15 @@ fn judge(bounds: &[Bounds], session: Duration) -> Vec<Finding> {
             "set the same minSessionTimeout and maxSessionTimeout on all servers",
         ));
     }
+    if let Some(lax) = bounds.iter().find(|server| server.shortest < server.tick * 2) {
+        findings.push(Finding::new(
+            format!(
+                "{} grants sessions of {:?}, shorter than two ticks of {:?}: the leader may hear of them too late",
+                lax.server, lax.shortest, lax.tick
+            ),
+            "set minSessionTimeout to two ticks or more",
+        ));
+    }
     if let Some(slow) = bounds.iter().find(|server| session < server.tick * 4) {
         findings.push(Finding::new(
             format!(
@@ -214,9 +223,10 @@ fn judge(bounds: &[Bounds], session: Duration) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    fn bounds(port: u16, tick: u64, longest: u64) -> Bounds {
-        let conf =
-            format!("clientPort=1\ntickTime={tick}\nminSessionTimeout=400\nmaxSessionTimeout={longest}\n");
+    fn bounds(port: u16, tick: u64, shortest: u64, longest: u64) -> Bounds {
+        let conf = format!(
+            "clientPort=1\ntickTime={tick}\nminSessionTimeout={shortest}\nmaxSessionTimeout={longest}\n"
+        );
         Bounds::of(&Place { host: "h".into(), port }, &conf).unwrap()
     }
 
@@ -227,10 +237,13 @@ mod tests {
             findings.into_iter().map(|finding| finding.problem).collect::<Vec<_>>()
         };
         assert!(found(&[]).is_empty());
-        assert!(found(&[bounds(1, 2_000, 40_000), bounds(2, 2_000, 40_000)]).is_empty());
-        let [problem] = &found(&[bounds(1, 2_000, 40_000), bounds(2, 2_000, 4_000)])[..] else { panic!() };
-        assert!(problem.contains("h:1 grants sessions of 400ms to 40s, h:2 of 400ms to 4s"), "{problem}");
-        let [problem] = &found(&[bounds(1, 5_000, 40_000)])[..] else { panic!() };
+        assert!(found(&[bounds(1, 2_000, 4_000, 40_000), bounds(2, 2_000, 4_000, 40_000)]).is_empty());
+        let differ = [bounds(1, 2_000, 4_000, 40_000), bounds(2, 2_000, 4_000, 8_000)];
+        let [problem] = &found(&differ)[..] else { panic!() };
+        assert!(problem.contains("h:1 grants sessions of 4s to 40s, h:2 of 4s to 8s"), "{problem}");
+        let [problem] = &found(&[bounds(1, 2_000, 400, 40_000)])[..] else { panic!() };
+        assert!(problem.contains("h:1 grants sessions of 400ms, shorter than two ticks of 2s"), "{problem}");
+        let [problem] = &found(&[bounds(1, 5_000, 10_000, 40_000)])[..] else { panic!() };
         assert!(problem.contains("four ticks of 5s on h:1"), "{problem}");
         assert!(Bounds::of(&Place { host: "h".into(), port: 1 }, "conf is not executed").is_none());
     }

@@ -239,6 +239,10 @@ async fn a_reconnect_that_grants_a_shorter_session_shortens_the_tenure() {
     let tenure = leads(&holder).await;
     let heir = contend(&two, &mutex, patient());
     sees(&heir, &tenure).await;
+    let probe = simba(&ensemble.url()).await.operate().unwrap().probe().await.unwrap();
+    let warned =
+        probe.findings.iter().any(|finding| finding.problem.contains("a reconnect can shorten a lease"));
+    assert!(warned, "broken: different bounds are reported: {probe:?}");
     let before = tenure.deadline();
     assert!(before - SystemClock.now() > PATIENCE, "a long session is granted first");
     strict.pass();

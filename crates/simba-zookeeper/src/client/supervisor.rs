@@ -271,3 +271,41 @@ async fn ended(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use simba_core::SystemClock;
+    use tokio::sync::oneshot;
+
+    use super::super::Urgency;
+    use super::super::proof::Proof;
+    use super::super::work::Check;
+    use super::*;
+
+    #[tokio::test]
+    async fn no_check_waits_for_an_answer_when_the_session_gets_shorter() {
+        let config = Arc::new(ZookeeperConfig::from_url(&"zookeeper://h".parse().unwrap()).unwrap());
+        let shared = Arc::new(Shared::new(config.paths().root(), 30_000));
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let clock = Arc::new(SystemClock);
+        let mut supervisor = Supervisor::new(config, 30_000, clock, Arc::clone(&shared), inbox);
+        shared.proofs.add(Proof { session: 7, until: Moment::ZERO + Duration::from_secs(20) });
+        let check = || {
+            let (to, outcome) = oneshot::channel();
+            (Check { path: "/simba/m/n".into(), to }, outcome)
+        };
+        // One was sent behind the question for the session, one waits to be sent, one was not taken yet.
+        let [(sent, one), (waiting, two), (new, three)] = [check(), check(), check()];
+        let what = Cargo::Checks(vec![sent]);
+        let mut flights = VecDeque::from([Flight { xid: 17, sent: Moment::ZERO, what }]);
+        supervisor.desk.work.checks.push(waiting);
+        assert!(commands.send(Command::Check(new, Urgency::Renewal)).is_ok());
+        supervisor.timeout = Duration::from_secs(4);
+        supervisor.cut(Moment::ZERO + Duration::from_secs(1), &mut flights);
+        for mut outcome in [one, two, three] {
+            assert!(matches!(outcome.try_recv(), Ok(Err(Failure::Unsent(_)))), "{outcome:?}");
+        }
+        assert!(matches!(flights[0].what, Cargo::Abandoned), "its answer is still to come");
+        assert_eq!((shared.proofs.cuts(), shared.proofs.left(7, Moment::ZERO)), (1, Duration::from_secs(5)));
+    }
+}
