@@ -308,3 +308,31 @@ async fn a_renewal_after_a_pause_grants_no_more_than_the_leader_surely_keeps() {
     let again = granted(Prior::Held).await;
     assert!(again > all * 9 / 10, "broken: {again:?} of {all:?} are granted once the leader has heard of it");
 }
+
+/// The first thing that a holder can do about it needs no server: it may be cut off right after the grant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_was_granted_for_less_is_shorter_without_another_answer() {
+    const SHORT: Duration = Duration::from_secs(8);
+    let server = Setup::zookeeper().start().unwrap();
+    let (backend, network) = Zookeeper::at(server.url()).proxied().await;
+    let lease = Lease::new(Duration::from_secs(70), Duration::from_secs(40)).unwrap();
+    let mut session = backend.open(Claim::new(name(), ContenderId::generate(), lease)).await.unwrap();
+    let Answer::Ours(first) = session.contend(Prior::Nothing).await.unwrap() else { panic!("it is free") };
+    assert!(first.remaining > SHORT * 2);
+    let settings = server.dir().join("zoo.cfg");
+    let text = std::fs::read_to_string(&settings).unwrap();
+    std::fs::write(&settings, format!("{text}maxSessionTimeout={}\n", SHORT.as_millis())).unwrap();
+    let _server = tokio::task::spawn_blocking(move || {
+        let mut server = server;
+        server.restart().unwrap();
+        server
+    })
+    .await
+    .unwrap();
+    within(PATIENCE, "a holder gets a hint", session.changed()).await.unwrap();
+    network.stall();
+    let answer = soon("a holder needs no server to know", session.contend(Prior::Held)).await.unwrap();
+    let Answer::Ours(ours) = answer else { panic!("nobody else wants it: {answer:?}") };
+    assert!(ours.remaining <= SHORT, "broken: {:?} are left of a session of {SHORT:?}", ours.remaining);
+    assert_eq!(ours.token, first.token);
+}
