@@ -91,6 +91,7 @@ mod route;
 mod scripts;
 mod sentinel;
 mod session;
+mod spread_probe;
 mod stream;
 mod subscriber;
 mod wire;
