@@ -13,7 +13,7 @@ use crate::error;
 use crate::node::{Context, Node, Source};
 use crate::pipe::Pipe;
 use crate::resp::Reply;
-use crate::scripts::Invocation;
+use crate::scripts::{Invocation, Script, Usual};
 use crate::wire::Wire;
 
 const SLOTS: u16 = 16384;
@@ -68,10 +68,20 @@ impl Cluster {
 
     /// Runs a script on the node that has the mutex, following it if it moves.
     pub(crate) async fn invoke(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
+        // The keys of one command must be of one slot.
+        let whole = Invocation { usual: None, ..*call };
+        if let Some(Usual::Renew(..)) = call.usual {
+            let renewed = self.run(&Invocation { script: Script::Renew, ..whole }).await?;
+            if renewed.0 != Reply::Int(0) {
+                return Ok(renewed);
+            }
+        }
+        self.run(&whole).await
+    }
+
+    async fn run(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
         let table = &self.table;
         let slot = slot(call.mutex);
-        // The keys of one command must be of one slot.
-        let call = &Invocation { usual: None, ..*call };
         let mut node = table.node_of(slot)?;
         // A node that is gone does not answer, and who asked it does not wait for ever.
         let suspicion = Suspicion(&table.wrong);

@@ -70,11 +70,22 @@ struct Outbox {
     /// The last probe showed nothing: it is sent again.
     probe_again: bool,
     expected: VecDeque<Expected>,
+    replica_waits: ReplicaWaits,
     /// How many wait for a reply, of those in the batch too.
     waiting: usize,
     /// How many replies came so far.
     answered: u64,
     broken: Option<Error>,
+}
+
+/// Callers that wait until replicas have their writes. The server answers nothing else on the connection while it waits,
+/// so one `WAIT` is under way at a time, and the next is for all callers that came meanwhile. One for each would keep
+/// renewals waiting for their sum.
+#[derive(Default)]
+struct ReplicaWaits {
+    command: Vec<u8>,
+    under_way: bool,
+    next: Vec<Slot>,
 }
 
 /// Who waits for a reply; `None` if nobody cares.
@@ -85,6 +96,8 @@ enum Expected {
     One(Slot),
     /// One command of many.
     Many(Vec<Slot>),
+    /// A `WAIT` for replicas, for the writes of several callers.
+    ReplicaWait(Vec<Slot>),
     /// The end of a probe for keys that are spread over servers.
     SpreadProbe,
 }
@@ -146,6 +159,23 @@ impl Pipe {
         Ok(())
     }
 
+    /// Waits until replicas have what was written before. `command` is a `WAIT`, the same in every call.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`call`](Self::call).
+    pub(crate) async fn wait_for_replicas(&self, command: &[u8]) -> Result<Reply> {
+        let (slot, reply) = oneshot::channel();
+        {
+            let mut outbox = self.open()?;
+            command.clone_into(&mut outbox.replica_waits.command);
+            outbox.replica_waits.next.push(Some(slot));
+            outbox.send_replica_wait();
+        }
+        self.inner.filled.notify_one();
+        reply.await.map_err(|_| self.cause())
+    }
+
     /// Sends commands that belong together, and waits for the reply to the last one.
     pub(crate) async fn call_after(&self, first: &[u8], write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
         let (slot, reply) = oneshot::channel();
@@ -205,7 +235,11 @@ impl Pipe {
             outbox.broken = Some(cause);
         }
         (outbox.bytes, outbox.socket, outbox.waiting) = (Vec::new(), None, 0);
-        let waiting = (std::mem::take(&mut outbox.expected), std::mem::take(&mut outbox.batch));
+        let waiting = (
+            std::mem::take(&mut outbox.expected),
+            std::mem::take(&mut outbox.batch),
+            std::mem::take(&mut outbox.replica_waits),
+        );
         drop(outbox);
         drop(waiting);
         self.inner.filled.notify_one();
@@ -331,6 +365,12 @@ impl Pipe {
                     let reply = Outbox::alone(words);
                     slots.into_iter().for_each(|slot| outbox.answer(slot, reply.clone()));
                 }
+                (Expected::ReplicaWait(slots), reply) => {
+                    slots.into_iter().for_each(|slot| outbox.answer(slot, reply.clone()));
+                    outbox.replica_waits.under_way = false;
+                    outbox.send_replica_wait();
+                    self.inner.filled.notify_one();
+                }
                 (Expected::SpreadProbe, reply) => {
                     outbox.answer(None, Reply::Nil);
                     outbox.one_server = spread_probe::verdict(&reply);
@@ -433,6 +473,19 @@ impl Outbox {
         }
         self.seal();
         !self.writing && self.send()
+    }
+
+    /// Sends a `WAIT` for all who want one, unless one is under way.
+    fn send_replica_wait(&mut self) {
+        if self.replica_waits.under_way || self.replica_waits.next.is_empty() {
+            return;
+        }
+        self.seal();
+        self.bytes.extend_from_slice(&self.replica_waits.command);
+        let slots = std::mem::take(&mut self.replica_waits.next);
+        self.waiting += slots.len();
+        self.expected.push_back(Expected::ReplicaWait(slots));
+        self.replica_waits.under_way = true;
     }
 
     /// What follows comes behind the batch.

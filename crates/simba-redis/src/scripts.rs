@@ -17,10 +17,13 @@ pub(crate) enum Script {
     Evict,
     /// The usual cases of many calls.
     Many,
+    /// A renewal, with keys that exist.
+    Renew,
 }
 
 impl Script {
-    pub(crate) const ALL: [Self; 5] = [Self::Contend, Self::Release, Self::Look, Self::Evict, Self::Many];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Contend, Self::Release, Self::Look, Self::Evict, Self::Many, Self::Renew];
 
     /// Returns the script without the constants of the handle.
     const fn text(self) -> &'static str {
@@ -47,6 +50,7 @@ impl Script {
                 include_str!("scripts/wake.lua"),
                 include_str!("scripts/evict.lua")
             ),
+            Self::Renew => include_str!("scripts/renew.lua"),
             Self::Many => concat!(include_str!("scripts/times.lua"), include_str!("scripts/many.lua")),
         }
     }
@@ -175,11 +179,13 @@ impl<'a> Invocation<'a> {
     }
 
     fn write_as(&self, out: &mut Vec<u8>, command: &[u8], script: &str) {
-        resp::begin(out, 3 + SUFFIXES.len() + self.args.len());
+        let [mutex, _, fence, _] = SUFFIXES;
+        let suffixes = if self.script == Script::Renew { &[mutex, fence][..] } else { &SUFFIXES };
+        resp::begin(out, 3 + suffixes.len() + self.args.len());
         resp::word(out, command);
         resp::word(out, script.as_bytes());
-        resp::number_word(out, SUFFIXES.len() as u64);
-        SUFFIXES.iter().for_each(|suffix| write_key(out, self.mutex, suffix));
+        resp::number_word(out, suffixes.len() as u64);
+        suffixes.iter().for_each(|suffix| write_key(out, self.mutex, suffix));
         self.args.iter().for_each(|arg| arg.write(out));
     }
 }
@@ -283,7 +289,7 @@ mod tests {
         ];
         let call = Invocation::new(Script::Release, &mutex, &args);
         let scripts = Scripts::new(Duration::from_secs(60));
-        scripts.loaded(&["0", "1", "2", "3", "4"].map(|digest| Reply::Status(digest.into()))).unwrap();
+        scripts.loaded(&["0", "1", "2", "3", "4", "5"].map(|digest| Reply::Status(digest.into()))).unwrap();
         let mut out = Vec::new();
         call.write(&mut out, &scripts);
         let text = String::from_utf8(out).unwrap();

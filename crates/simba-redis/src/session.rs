@@ -233,7 +233,7 @@ impl RedisSession {
         let (count, limit) = (wait.count.to_string(), wait.timeout.as_millis().to_string());
         let command = crate::resp::command(&["WAIT", &count, &limit]);
         // On the connection of the acquisition: the server waits for what came over this one.
-        let reply = pipe.call(|out| out.extend_from_slice(&command)).await?;
+        let reply = pipe.wait_for_replicas(&command).await?;
         let reached = match &reply {
             Reply::Int(reached) => *reached,
             Reply::Error(words) => return Err(error::refused(words)),
