@@ -43,7 +43,7 @@ pub(crate) struct RedisSession {
     waited: bool,
     /// A release is under way, or was not answered.
     left: bool,
-    /// For how long its last look promised the mutex to another.
+    /// For how long its last look promised the mutex to another that is most likely gone.
     promised: Duration,
 }
 
@@ -128,8 +128,8 @@ impl RedisSession {
         passed && self.place > 0 && !self.entered
     }
 
-    /// Looks again whenever a promise to another ends that its own look made: where nobody knows who is dead, a look
-    /// removes one waiter, and a hundred dead ones must not cost a hundred pauses.
+    /// Looks again at the end of a promise that its own look made to a waiter that is most likely gone. Each look removes
+    /// one of those, so a hundred would cost a hundred pauses, each longer than the last.
     async fn pass_the_dead(&mut self, prior: Prior, first: Answer, pipe: Pipe) -> Result<(Answer, Pipe)> {
         let clock = Arc::clone(&self.shared.context.clock);
         let end = clock.now() + PASSING.min(self.claim.lease.ttl() / 6);

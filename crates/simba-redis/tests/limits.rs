@@ -209,39 +209,42 @@ async fn a_node_without_a_map_is_passed_over() {
     for _ in 0..10 {
         let backend = RedisBackend::connect(RedisConfig::from_url(&url).unwrap()).await.unwrap();
         let simba = simba(backend, long());
-        let guard = soon("the other seed knows the map", simba.locker(name()).lock()).await.unwrap();
+        // The first call already knows where the mutex is.
+        let guard = simba.locker(name()).try_lock().await.unwrap().unwrap();
         guard.release().await.unwrap();
     }
 }
 
+/// The confirmation of a subscription arrives when it was cancelled already.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_subscription_that_was_cancelled_at_once_is_not_taken_for_one() {
-    let (store, mutex) = (Store::private(admitting(Setup::redis())), name());
-    let (backend, mut admin) = (store.backend().await, store.admin());
-    let (holder, channel) = (simba(store.backend().await, long()), format!("simba:{{{mutex}}}:owner"));
-    let _leader = lead(&holder, &mutex).await;
-    let claim = || Claim::new(mutex.clone(), ContenderId::generate(), long()).with_intent(Intent::Observe);
-    for _ in 0..200 {
-        let mut observer = backend.open(claim()).await.unwrap();
-        // Wants to hear, and does not any more.
-        tokio::select! {
-            biased;
-            _ = observer.changed() => {}
-            () = tokio::task::yield_now() => {}
-        }
+async fn a_subscription_that_was_cancelled_is_not_taken_for_one() {
+    let store = Store::private(admitting(Setup::redis())).with_keys("timeout=30s");
+    let ((backend, network), mut admin, mutex) = (store.proxied().await, store.admin(), name());
+    let channel = format!("simba:{{{mutex}}}:owner");
+    let listeners = |admin: &mut Admin| {
+        admin.ask(&["PUBSUB", "NUMSUB", &channel]).array().and_then(|parts| parts[1].int()).unwrap()
+    };
+    let claim = |mutex| Claim::new(mutex, ContenderId::generate(), long()).with_intent(Intent::Observe);
+    // The connection for subscriptions is there.
+    let mut other = backend.open(claim(name())).await.unwrap();
+    soon("an observer listens", other.changed()).await.unwrap();
+
+    network.stall_replies();
+    let mut observer = backend.open(claim(mutex.clone())).await.unwrap();
+    tokio::select! {
+        biased;
+        changed = observer.changed() => panic!("no reply has come: {changed:?}"),
+        () = until("the server has the subscription", || listeners(&mut admin) == 1) => {}
     }
-    until("nobody listens", || {
-        let reply = admin.ask(&["PUBSUB", "NUMSUB", &channel]);
-        reply.array().and_then(|parts| parts[1].int()) == Some(0)
-    })
-    .await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let mut observer = backend.open(claim()).await.unwrap();
-    soon("an observer listens", observer.changed()).await.unwrap();
-    let reply = admin.ask(&["PUBSUB", "NUMSUB", &channel]);
-    assert_eq!(
-        reply.array().and_then(|parts| parts[1].int()),
-        Some(1),
-        "broken: what is said to be heard is heard"
-    );
+    drop(observer);
+    until("the server has no subscription any more", || listeners(&mut admin) == 0).await;
+    network.pass();
+    // Confirms on the same connection, so after both.
+    let mut other = backend.open(claim(name())).await.unwrap();
+    soon("an observer listens", other.changed()).await.unwrap();
+
+    network.stall();
+    let mut observer = backend.open(claim(mutex)).await.unwrap();
+    let changed = tokio::time::timeout(Duration::from_millis(300), observer.changed()).await;
+    assert!(changed.is_err(), "broken: what the server has not confirmed is no subscription");
 }

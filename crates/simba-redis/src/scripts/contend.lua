@@ -4,7 +4,8 @@
 -- place, e enters the queue there, q was in the queue; in upper case on a standalone server), place in the queue in µs
 -- or 0 for none, ms that a place lasts, with .5 if the waiter listens.
 -- Returns the token as text or {1, token}, {0, place, ms left, token or 0, owner}, or {2, place, ms}: nobody has it, and
--- this call promised it to another for so many ms, 0 if an earlier call did.
+-- it is promised to another. The ms are 0, unless this call promised it to one that is most likely gone: to a peer, where
+-- nobody knows who listens.
 -- The queue is kept for an hour or twenty leases.
 local QUEUE_KEPT = 3600000
 local id, lease, prior = ARGV[1], ARGV[3], ARGV[4]
@@ -66,6 +67,6 @@ if (kind == 'e' or kind == 'q') and owner ~= id then
   redis.call('PEXPIRE', KEYS[2], kept)
   redis.call('PEXPIRE', KEYS[4], kept)
 end
-if not owner then return {2, place, promised or 0} end
+if not owner then return {2, place, promised == TURN_OF_PEER and kind == intent and promised or 0} end
 local token, _, holder = read_fence(fence)
 return {0, place, redis.call('PTTL', KEYS[1]), owner == holder and tonumber(token) or 0, owner}
