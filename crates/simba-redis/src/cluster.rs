@@ -88,7 +88,9 @@ impl Cluster {
         for _ in 0..REDIRECTS {
             let (reply, pipe) = node.invoke(call).await?;
             match &reply {
-                Reply::Error(words) => match redirect(words, node.address()) {
+                Reply::Error(words) => match redirect(words, |host, port| {
+                    endpoint(host, port, node.address()).or_else(|| table.only_node_at(port))
+                }) {
                     Some(Redirect::Moved(slot, address)) => {
                         table.map().moved.insert(slot, address.clone());
                         node = table.node(address);
@@ -200,6 +202,17 @@ impl Table {
         Arc::clone(node)
     }
 
+    /// Returns the node of the map at this port, if there is only one.
+    fn only_node_at(&self, port: u16) -> Option<Address> {
+        let is_there =
+            |address: &Address| matches!(address, Address::Tcp { port: there, .. } if *there == port);
+        let map = self.map();
+        let nodes = map.ranges.iter().flat_map(|range| std::iter::once(&range.master).chain(&range.replicas));
+        let mut there = nodes.filter(|address| is_there(address));
+        let first = there.next()?;
+        there.all(|address| address == first).then(|| first.clone())
+    }
+
     /// A node that has taken a slot over in part answers only who asks for it.
     async fn ask(&self, address: Address, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
         const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
@@ -275,11 +288,11 @@ fn is_redirect(words: &str) -> bool {
 }
 
 /// Returns where a node redirects to; `None` if it does not, or cannot tell the address.
-fn redirect(words: &str, asked: Option<&Address>) -> Option<Redirect> {
+fn redirect(words: &str, resolve: impl Fn(&str, u16) -> Option<Address>) -> Option<Redirect> {
     let mut parts = words.split(' ');
     let (code, slot, address) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?);
     let (host, port) = address.rsplit_once(':')?;
-    let address = endpoint(host, port.parse().ok()?, asked)?;
+    let address = resolve(host, port.parse().ok()?)?;
     match code {
         "MOVED" => Some(Redirect::Moved(slot, address)),
         "ASK" => Some(Redirect::Ask(address)),
@@ -370,7 +383,7 @@ mod tests {
     #[test]
     fn redirects_are_told_from_other_errors() {
         let (there, asked) = (Address::tcp("10.0.0.7", 7001), Address::tcp("10.0.0.1", 7000));
-        let redirect = |words| redirect(words, Some(&asked));
+        let redirect = |words| redirect(words, |host, port| endpoint(host, port, Some(&asked)));
         assert_eq!(redirect("MOVED 3999 10.0.0.7:7001"), Some(Redirect::Moved(3999, there.clone())));
         assert_eq!(redirect("ASK 3999 10.0.0.7:7001"), Some(Redirect::Ask(there)));
         let same_host = Address::tcp("10.0.0.1", 7001);
