@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::resp::Reply;
 use common::{Store, admitting, case, lead, lease, long, name, simba, soon, until, wait, within};
-use simba_core::{Answer, Backend as _, Claim, ContenderId, ErrorKind, Holding, Loss, Prior};
+use simba_core::{Answer, Backend as _, Claim, ContenderId, ErrorKind, Holding, Lease, Loss, Prior};
 use simba_redis::{RedisBackend, RedisConfig};
 use simba_servers::Setup;
 use simba_tck::{Connection, FaultProxy, Fixture, Profile, async_trait, rounds};
@@ -255,6 +255,31 @@ async fn row_33_a_renewal_that_no_replica_has_is_not_given_back() {
     assert_eq!(admin.int(&["DEL", &format!("{key}:fence")]), 1);
     assert!(matches!(session.contend(Prior::Held).await.unwrap(), Answer::Ours(_)), "broken: it is renewed");
     assert_eq!(admin.int(&["EXISTS", &key]), 1, "broken: what is held is not given back");
+}
+
+/// Without a replica every acquisition waits for `wait_timeout`; forty of them must not keep a renewal waiting for their
+/// sum, which is longer than the lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_33_acquisitions_that_wait_for_replicas_cost_no_leader() {
+    let (master, _replica, link) = pair().await;
+    caught_up(&master).await;
+    master.admin().admit();
+    let waiting = master.clone().with_keys("wait_replicas=1&wait_timeout=500ms");
+    let backend = RedisBackend::connect(waiting.config(master.address)).await.unwrap();
+    let seconds = Duration::from_secs;
+    let simba = simba(backend, Lease::new(seconds(6), seconds(4)).unwrap());
+    let (leader, tenure) = lead(&simba, &name()).await;
+    link.stall();
+    let locks = (0..40).map(|_| {
+        let locker = simba.locker(name());
+        async move { locker.try_lock().await.err().map(|error| error.kind()) }
+    });
+    let kinds = soon("calls without a replica fail", futures_util::future::join_all(locks)).await;
+    assert_eq!(kinds, vec![Some(ErrorKind::Unavailable); 40], "there is no replica");
+    let deadline = tenure.deadline();
+    until("a leader renews", || tenure.deadline() > deadline).await;
+    assert_eq!(tenure.loss(), None, "broken: calls that wait for replicas cost no leader");
+    leader.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
