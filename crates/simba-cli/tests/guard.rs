@@ -149,6 +149,19 @@ fn signals_to_the_guard_do_not_end_it() {
     assert_eq!(guarded.reports()[1..], ["signaled 9", "overdue"]);
 }
 
+/// As when `simba` is stopped: nobody reads, and every stop of the command is a report.
+#[test]
+fn reports_that_nobody_reads_do_not_delay_the_end() {
+    let world = World::new();
+    let script = "trap '' TERM; n=0; while [ $n -lt 600 ]; do n=$((n+1)); \
+                  (kill -STOP $$; sleep 0.002; kill -CONT $$); done; echo up > up; while :; do sleep 0.01; done";
+    let mut guarded = Guarded::start(&world, script, 120_000, 121_000);
+    line(&world.path("up"));
+    guarded.order(&until_line(0, 0));
+    until_true("end of the command", || guarded.running.work().is_empty());
+    assert_eq!(guarded.reports().last().unwrap(), "overdue");
+}
+
 /// A program of root below a `simba` that is not: it cannot be killed, and so the mutex is not freed.
 #[test]
 fn what_cannot_be_ended_keeps_the_mutex_until_its_lease_is_over() {
