@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Running, World, children, is_alive, line, send, tool, until, until_true};
+use common::{Running, World, children, is_alive, is_guard, line, send, stat, tool, until, until_true};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
@@ -26,18 +26,27 @@ struct Guarded {
 impl Guarded {
     /// Starts a guard that may let the script run until so many milliseconds from now.
     fn start(world: &World, script: &str, end: i64, kill: i64) -> Self {
+        let guarded = Self::start_without_orders(world, script);
+        guarded.send_first_order(end, kill);
+        guarded
+    }
+
+    /// Starts a guard that waits for its first order.
+    fn start_without_orders(world: &World, script: &str) -> Self {
         let (line, theirs) = UnixStream::pair().unwrap();
         let mut command = world.bare();
         command.args(["__guard", "0", "sh", "-c", script]).stdin(Stdio::from(OwnedFd::from(theirs)));
-        let running = world.start(command);
+        Self { running: world.start(command), line }
+    }
+
+    fn send_first_order(&self, end: i64, kill: i64) {
         let input = fs::File::open("/dev/null").unwrap();
         let fds = [input.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut rights = SendAncillaryBuffer::new(&mut space);
         rights.push(SendAncillaryMessage::ScmRights(&fds));
         let text = until_line(end, kill);
-        sendmsg(&line, &[IoSlice::new(text.as_bytes())], &mut rights, SendFlags::empty()).unwrap();
-        Self { running, line }
+        sendmsg(&self.line, &[IoSlice::new(text.as_bytes())], &mut rights, SendFlags::empty()).unwrap();
     }
 
     fn order(&mut self, order: &str) {
@@ -66,6 +75,21 @@ fn until_line(end: i64, kill: i64) -> String {
 fn a_command_whose_time_is_up_is_not_started() {
     let world = World::new();
     let guarded = Guarded::start(&world, "touch started", -1, 1000);
+    assert_eq!(guarded.reports(), ["overdue"]);
+    assert!(!world.path("started").exists());
+}
+
+/// The mutex is acquired and the guard knows until when, but it is stopped before it starts the command.
+#[test]
+fn guard_that_is_stopped_until_the_time_is_up_starts_nothing() {
+    let world = World::new();
+    let guarded = Guarded::start_without_orders(&world, "touch started");
+    until_true("guard that waits for its first order", || is_guard(guarded.running.pid()));
+    guarded.running.signal(Signal::STOP);
+    until_true("stopped guard", || stat(guarded.running.pid(), 0).as_deref() == Some("T"));
+    guarded.send_first_order(1000, 60_000);
+    std::thread::sleep(Duration::from_millis(1500));
+    guarded.running.signal(Signal::CONT);
     assert_eq!(guarded.reports(), ["overdue"]);
     assert!(!world.path("started").exists());
 }

@@ -220,25 +220,3 @@ fn a_store_that_hangs_ends_the_command_before_another_can_hold() {
         pair.assert_handed_over();
     }
 }
-
-/// Between the mutex and the command: what comes back too late starts nothing.
-#[test]
-fn a_guard_that_stands_still_before_it_starts_the_command_starts_nothing_afterwards() {
-    let world = World::new();
-    let script = "echo up > up; exec sleep 1000";
-    let holder = world.holder("m", script);
-    line(&world.path("up"));
-    let waiter = world.holder("m", "echo started > started");
-    until_true("waiter", || world.run(&["status", "m", "--json"]).out.contains("\"waiters\": 1"));
-    waiter.signal(Signal::STOP);
-    drop(holder);
-    // Its turn comes and goes.
-    thread::sleep(2 * LEASE);
-    let other = world.holder("m", "echo other > other; exec sleep 1000");
-    line(&world.path("other"));
-    waiter.signal(Signal::CONT);
-    thread::sleep(Duration::from_millis(500));
-    assert!(!world.path("started").exists());
-    drop(other);
-    waiter.wait();
-}
