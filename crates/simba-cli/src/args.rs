@@ -302,7 +302,11 @@ pub(crate) struct SchemaArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each case is a promise and draws mutexes of its own. Takes a minute or two; the
-store works on meanwhile.
+store works on meanwhile. A case about what the store cannot do is skipped, and
+counted as such. The exit code is 1 if a promise is broken.
+
+--json prints kept, skipped and broken, each a number, and cases with case,
+outcome (kept, skipped, broken) and reason.
 
 Example:
   simba --on postgres://db/app tck session")]
@@ -310,6 +314,9 @@ pub(crate) struct TckArgs {
     /// Only cases with this in their name
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) filter: String,
+
+    #[command(flatten)]
+    pub(crate) format: FormatArgs,
 }
 
 #[derive(Clone, Copy, Debug, Args)]

@@ -169,24 +169,6 @@ fn a_file_that_is_not_ours_is_seventy_six() {
     assert!(!world.path("started").exists());
 }
 
-/// Root is refused nothing, so another user asks.
-#[test]
-fn a_store_that_refuses_is_seventy_seven() {
-    let world = World::new();
-    fs::create_dir(world.path("closed")).unwrap();
-    fs::set_permissions(world.path("closed"), fs::Permissions::from_mode(0o700)).unwrap();
-    fs::set_permissions(world.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    // The program is not where other users may read it.
-    let program = world.path("simba");
-    fs::copy(env!("CARGO_BIN_EXE_simba"), &program).unwrap();
-    let url = format!("sqlite:{}", world.path("closed/store.db").display());
-    let mut command = tool("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(program);
-    command.args(["--on", &url, "run", "m", "--", "true"]).current_dir("/");
-    let refused = world.start(command).wait().expect(77);
-    assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
-}
-
 #[test]
 fn a_wrong_set_up_is_seventy_eight() {
     let world = World::new();
@@ -355,4 +337,27 @@ fn waiters(world: &World) -> Option<u64> {
     let status = world.run(&["status", "m", "--json"]).expect(0).out;
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     status[0]["waiters"].as_u64()
+}
+
+/// Root is refused nothing, so these become another user.
+mod as_root {
+    use super::*;
+
+    /// Root is refused nothing, so another user asks.
+    #[test]
+    fn a_store_that_refuses_is_seventy_seven() {
+        let world = World::new();
+        fs::create_dir(world.path("closed")).unwrap();
+        fs::set_permissions(world.path("closed"), fs::Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(world.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        // The program is not where other users may read it.
+        let program = world.path("simba");
+        fs::copy(env!("CARGO_BIN_EXE_simba"), &program).unwrap();
+        let url = format!("sqlite:{}", world.path("closed/store.db").display());
+        let mut command = tool("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(program);
+        command.args(["--on", &url, "run", "m", "--", "true"]).current_dir("/");
+        let refused = world.start(command).wait().expect(77);
+        assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
+    }
 }

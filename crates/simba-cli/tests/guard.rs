@@ -186,47 +186,6 @@ fn reports_that_nobody_reads_do_not_delay_the_end() {
     assert_eq!(guarded.reports().last().unwrap(), "overdue");
 }
 
-/// A program of root below a `simba` that is not: it cannot be killed, and so the mutex is not freed.
-#[test]
-fn what_cannot_be_ended_keeps_the_mutex_until_its_lease_is_over() {
-    const USER: u32 = 61_235;
-    let world = World::new();
-    std::os::unix::fs::chown(world.dir.path(), Some(USER), None).unwrap();
-    fs::copy(env!("CARGO_BIN_EXE_simba"), world.path("simba")).unwrap();
-    let found = common::output(tool("sh").args(["-c", "command -v setpriv"])).unwrap().stdout;
-    fs::copy(String::from_utf8(found).unwrap().trim(), world.path("become")).unwrap();
-    let rights = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
-    fs::set_permissions(world.path("become"), rights).unwrap();
-    let script = "./become --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > root; exec sleep 60' & \
-                  while [ ! -s root ]; do sleep 0.01; done; exit 0";
-    fs::write(world.path("root"), "").unwrap();
-    let mut command = tool("setpriv");
-    command.args([&format!("--reuid={USER}"), "--clear-groups", "--"]).arg(world.path("simba"));
-    command.args([
-        "--on",
-        &world.url,
-        "run",
-        "--ttl",
-        "4s",
-        "--transition",
-        "2s",
-        "m",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ]);
-    command.current_dir(world.dir.path()).env("HOME", world.dir.path());
-    let mut running = world.start(command);
-    assert_eq!(running.status().code(), Some(75), "{}", running.err());
-    assert!(running.err().contains("left"), "{}", running.err());
-    let root: i32 = line(&world.path("root")).parse().unwrap();
-    assert!(is_alive(root));
-    world.run(&["run", "-n", "m", "--", "true"]).expect(1);
-    send(root, Signal::KILL);
-    until_true("end of the lease", || world.run(&["run", "-n", "m", "--", "true"]).code() == 0);
-}
-
 #[test]
 fn a_command_that_is_killed_leaves_its_children_to_the_guard_and_not_to_init() {
     let world = World::new();
@@ -246,4 +205,50 @@ fn a_command_that_is_killed_leaves_its_children_to_the_guard_and_not_to_init() {
     let mut running = running;
     assert_eq!(running.status().code(), Some(143));
     assert!(!is_alive(orphan));
+}
+
+/// Those that become another user.
+mod as_root {
+    use super::*;
+
+    /// A program of root below a `simba` that is not: it cannot be killed, and so the mutex is not freed.
+    #[test]
+    fn what_cannot_be_ended_keeps_the_mutex_until_its_lease_is_over() {
+        const USER: u32 = 61_235;
+        let world = World::new();
+        std::os::unix::fs::chown(world.dir.path(), Some(USER), None).unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_simba"), world.path("simba")).unwrap();
+        let found = common::output(tool("sh").args(["-c", "command -v setpriv"])).unwrap().stdout;
+        fs::copy(String::from_utf8(found).unwrap().trim(), world.path("become")).unwrap();
+        let rights = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
+        fs::set_permissions(world.path("become"), rights).unwrap();
+        let script = "./become --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > root; exec sleep 60' & \
+                      while [ ! -s root ]; do sleep 0.01; done; exit 0";
+        fs::write(world.path("root"), "").unwrap();
+        let mut command = tool("setpriv");
+        command.args([&format!("--reuid={USER}"), "--clear-groups", "--"]).arg(world.path("simba"));
+        command.args([
+            "--on",
+            &world.url,
+            "run",
+            "--ttl",
+            "4s",
+            "--transition",
+            "2s",
+            "m",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ]);
+        command.current_dir(world.dir.path()).env("HOME", world.dir.path());
+        let mut running = world.start(command);
+        assert_eq!(running.status().code(), Some(75), "{}", running.err());
+        assert!(running.err().contains("left"), "{}", running.err());
+        let root: i32 = line(&world.path("root")).parse().unwrap();
+        assert!(is_alive(root));
+        world.run(&["run", "-n", "m", "--", "true"]).expect(1);
+        send(root, Signal::KILL);
+        until_true("end of the lease", || world.run(&["run", "-n", "m", "--", "true"]).code() == 0);
+    }
 }

@@ -64,12 +64,6 @@ pub(crate) fn patience(fixture: &dyn Fixture) -> Duration {
     fixture.lease().total() * 2 + SOON
 }
 
-/// Tells that the store cannot do what a case is about.
-#[allow(clippy::print_stdout)]
-pub(crate) fn skip(reason: &str) {
-    println!("skipped: {reason}");
-}
-
 /// Tells that a round is made again, since the machine stood still for so long in it.
 #[allow(clippy::print_stdout)]
 pub(crate) fn void(standstill: Duration) {

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use simba_core::{Contention, ErrorKind, Guard, Lease, Loss, Moment, Tenure};
 
+use crate::skips::skip;
 use crate::world::{
-    Peer, SLACK, kept, long, name, now, patience, release, skip, sleep_until, soon, try_lock, until, within,
+    Peer, SLACK, kept, long, name, now, patience, release, sleep_until, soon, try_lock, until, within,
 };
 use crate::{Fixture, StolenTime};
 
