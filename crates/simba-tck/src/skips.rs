@@ -26,9 +26,7 @@ pub(crate) async fn watch(case: impl Future<Output = ()>) -> Option<&'static str
 }
 
 /// Notes that the case under way checks nothing, since the store cannot do what it is about.
-#[allow(clippy::print_stdout)]
 pub(crate) fn skip(reason: &'static str) {
-    println!("skipped: {reason}");
     // Outside a case there is nobody to tell.
     let _ = REASON.try_with(|cell| cell.set(Some(reason)));
 }
