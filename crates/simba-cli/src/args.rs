@@ -209,8 +209,8 @@ Example:
   simba --on postgres://db/app lead cleaner -- ./cleaner
 
 The command is told to end when the lead is lost, and started again with the next
-lead. If it ends by itself, another contender leads next. SIGTERM hands over in
-order.")]
+lead. If it ends by itself, another contender leads next. SIGTERM is passed on; the
+lead is kept until the command has ended, and then released.")]
 pub(crate) struct LeadArgs {
     /// The mutex
     pub(crate) mutex: String,
@@ -223,7 +223,10 @@ pub(crate) struct LeadArgs {
 #[command(group = clap::ArgGroup::new("when").required(true).args(["every", "delay", "cron"]), after_help = "\
 Examples:
   simba schedule report --every 15m -- ./report
-  simba schedule backup --cron '30 2 * * *' --tz Europe/Berlin -- ./backup.sh")]
+  simba schedule backup --cron '30 2 * * *' --tz Europe/Berlin -- ./backup.sh
+
+SIGTERM is passed on; the lead is kept until the command has ended, and then
+released.")]
 pub(crate) struct ScheduleArgs {
     /// The mutex
     pub(crate) mutex: String,
