@@ -3,7 +3,8 @@
 use simba_core::{FencingToken, View};
 
 use crate::Fixture;
-use crate::world::{Peer, kept, lock, name, patience, release, sees, skip, try_lock, until, within};
+use crate::skips::skip;
+use crate::world::{Peer, kept, lock, name, patience, release, sees, try_lock, until, within};
 
 /// Every acquisition has a greater token than all before it, whoever acquires.
 pub async fn they_grow_with_every_acquisition(fixture: &dyn Fixture) {
