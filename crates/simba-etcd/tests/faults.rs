@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use common::peer::{Peer, leads, long, name, sees, soon};
-use common::{Etcd, ctl, lease};
+use common::{Etcd, connect, ctl, lease};
 use simba_core::{
     Answer, Backend as _, Claim, Clock as _, ContenderId, FencingToken, Holding, Lease, Loss, MutexName,
-    Prior, SystemClock,
+    Prior, Session, SystemClock,
 };
 use simba_servers::{Server, Setup, shared};
 use simba_tck::{Network as _, StolenTime, rounds};
@@ -304,6 +304,54 @@ async fn a_waiter_s_lease_is_renewed_before_its_turn_comes() {
     let all = lease().total();
     assert!(same_place, "broken: a waiter keeps its place");
     assert!(granted >= all / 2, "broken: {granted:?} of {all:?} are too little to work under");
+}
+
+async fn ours(session: &mut dyn Session, prior: Prior) -> FencingToken {
+    match session.contend(prior).await.unwrap() {
+        Answer::Ours(ours) => ours.token.unwrap(),
+        other => panic!("broken: the first of the queue holds the mutex, but the answer is {other:?}"),
+    }
+}
+
+/// No entry leads twice: a tenure that was lost locally while its lease lives on is followed by another entry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_holder_joins_again_behind_the_waiters_under_a_greater_token() {
+    let backend = connect(&shared("SIMBA_TCK_ETCD")).await.unwrap();
+    let mutex = name();
+    let claim = || Claim::new(mutex.clone(), ContenderId::generate(), long());
+    let (mut holder, mut waiter) =
+        (backend.open(claim()).await.unwrap(), backend.open(claim()).await.unwrap());
+    let lost = ours(&mut *holder, Prior::Nothing).await;
+    assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+    // A session's first wake-up is immediate.
+    waiter.changed().await.unwrap();
+    let again = holder.contend(Prior::Lapsed(lost)).await.unwrap();
+    assert!(matches!(again, Answer::Held(_)), "broken: the lost holder goes behind the waiter: {again:?}");
+    soon("the waiter is woken", waiter.changed()).await.unwrap();
+    let next = ours(&mut *waiter, Prior::Nothing).await;
+    assert_eq!(keys(&mutex).await.len(), 2, "one entry for each contender");
+    holder.changed().await.unwrap();
+    waiter.release(Holding::Under(next)).await.unwrap();
+    soon("the lost holder is woken", holder.changed()).await.unwrap();
+    let last = ours(&mut *holder, Prior::Nothing).await;
+    assert!(lost < next && next < last, "broken: tokens grow: {lost}, {next}, {last}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_was_out_of_reach_leads_again_under_a_greater_token() {
+    let peer = Peer::connect().await;
+    let leader = peer.contend(&name(), lease());
+    let mut tenure = leads(&leader).await;
+    for _ in 0..rounds() {
+        peer.network.stall();
+        assert_eq!(soon("a holder out of reach has lost", tenure.lost()).await, Loss::Deadline);
+        // Its entry is still there, most likely: servers end leases up to half a second late.
+        peer.network.heal();
+        let next = leads(&leader).await;
+        assert!(next.token() > tenure.token(), "broken: {} led twice", tenure.token());
+        tenure = next;
+    }
+    leader.stop().await.unwrap();
 }
 
 /// How many wait in row 29, and how many hand-overs are counted.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use simba_core::{Lease, Result};
 use simba_etcd::{EtcdBackend, EtcdConfig};
 use simba_servers::shared;
-use simba_tck::{Connection, Fixture, Profile, Proxies, Shared, async_trait};
+use simba_tck::{Connection, Fixture, Proxies, Shared, async_trait};
 
 /// Connects without any proxy.
 pub(crate) async fn connect(url: &str) -> Result<EtcdBackend> {
@@ -80,10 +80,6 @@ impl Fixture for Etcd {
 
     fn lease(&self) -> Lease {
         self.lease
-    }
-
-    fn profile(&self) -> Profile {
-        Profile::default().with_keeps_token_on_resume(true)
     }
 }
 
