@@ -58,13 +58,6 @@ impl Failure {
             || self.says(Code::InvalidArgument, "user name is empty")
     }
 
-    /// Returns whether a watch that was refused for this reason is accepted after another login.
-    pub(super) fn is_of_login(refusal: &str) -> bool {
-        ["invalid auth token", "revision of auth store is old", "user name is empty"]
-            .iter()
-            .any(|reason| refusal.contains(reason))
-    }
-
     /// The member has no way to the others: another one may have.
     pub(super) fn is_cut_off(&self) -> bool {
         self.says(Code::Unavailable, "no leader") || self.says(Code::Unavailable, "timed out")

@@ -341,18 +341,13 @@ impl Shared {
         }
         let this = Arc::clone(self);
         runtime.spawn(async move {
-            let token = line.token();
             let asked = stream::poll_fn(move |context| asked.poll_recv(context));
             let opened = line.stream("/etcdserverpb.Watch/Watch", asked).await;
             let ended = match opened {
                 Ok(mut told) => loop {
-                    let said: Result<Option<WatchResponse>, _> = told.message().await;
-                    match said {
-                        Ok(Some(said)) if said.canceled && Failure::is_of_login(&said.cancel_reason) => {
-                            this.log_in_again(number, line.clone(), token.clone()).await;
-                        }
+                    match told.message().await {
                         Ok(Some(said)) => this.watches.told(&said),
-                        ended => break ended.map(|_| ()).map_err(Failure::of),
+                        ended => break ended.map(|_: Option<WatchResponse>| ()).map_err(Failure::of),
                     }
                 },
                 Err(failure) => Err(failure),
