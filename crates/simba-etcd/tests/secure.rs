@@ -135,6 +135,15 @@ async fn a_login_is_renewed_without_another_connection() {
         early.stop().await.unwrap();
         late.stop().await.unwrap();
     }
+    // A handle that only waits asks the server at times, and hears that its login has ended.
+    let held = root.locker("quiet").lock().await.unwrap();
+    let waiter = contend(&simba, &MutexName::new("quiet").unwrap(), long());
+    sees(&waiter, &held.tenure()).await;
+    let words = ["--user", "root:root", "user", "passwd", "tck", "--interactive=false"];
+    set_password(&server.url(), &words).await;
+    sleep(Duration::from_secs(8)).await;
+    held.release().await.unwrap();
+    leads(&waiter).await;
     assert_eq!(proxy.accepted(), 1, "broken: the login is renewed on the same connection");
 }
 
