@@ -41,9 +41,9 @@ impl<'a> Keys<'a> {
 
     /// The mutex that a key is about; nothing for a key that is not ours.
     pub(crate) fn mutex_of(self, key: &[u8]) -> Option<MutexName> {
-        let key = std::str::from_utf8(key).ok()?;
-        let (mutex, _) = key.strip_prefix(self.prefix)?.strip_prefix(ROOT)?.split_once('/')?;
-        MutexName::legacy(mutex).ok()
+        let below = key.strip_prefix(self.prefix.as_bytes())?.strip_prefix(ROOT.as_bytes())?;
+        let end = below.iter().position(|byte| *byte == b'/')?;
+        MutexName::legacy(std::str::from_utf8(&below[..end]).ok()?).ok()
     }
 }
 
@@ -83,5 +83,7 @@ mod tests {
             assert_eq!(keys.mutex_of(strange.as_bytes()), None, "{strange}");
         }
         assert_eq!(keys.mutex_of(b"\xff"), None);
+        assert_eq!(keys.mutex_of(b"teams/simba/\xff/1-a"), None);
+        assert_eq!(keys.mutex_of(b"teams/simba/orders/\xff"), Some(name("orders")), "it holds the mutex");
     }
 }

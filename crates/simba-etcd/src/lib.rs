@@ -27,9 +27,9 @@
 //!   without the fix of etcd-io/etcd#15247 (early releases of 3.4 and 3.5) may end a lease that was just renewed, after
 //!   their leader hung: take a current one.
 //! - **The token is the revision that the own key was created in**: it grows with everything that is written, and
-//!   survives the key and the lease. A holder that was out of reach and finds its key again, first and with its lease
-//!   alive, holds on with the same token. Only a store that is restored from an old snapshot, without
-//!   `--bump-revision`, can give a smaller one.
+//!   survives the key and the lease. A holder that lost its mutex, because it was out of reach until its deadline, deletes
+//!   its key and joins the queue anew: every acquisition has a greater token than the one before. Only a store that is
+//!   restored from an old snapshot, without `--bump-revision`, can give a smaller one.
 //! - **First come, first served**, among all kinds of contenders. Each watches the one before it and no other, so a
 //!   release wakes one. A contender that stands still keeps those behind it waiting until its lease ends.
 //! - **Nothing is left behind.** A contender that is dropped deletes its key in the background; if a request to make

@@ -23,9 +23,21 @@ struct Seen {
 }
 
 impl EtcdBackend {
+    /// Returns the keys with this prefix in the order in which they were created.
+    ///
+    /// Reads them in pages, so that no answer is large. Keys that come or go meanwhile may be left out or shown.
     async fn keys_under(&self, prefix: &str) -> Result<Vec<KeyValue>> {
-        let listed = self.client().range(queue::everybody(prefix)).await;
-        Ok(listed.map_err(|failure| failed("list the keys", failure))?.kvs)
+        let mut keys = Vec::new();
+        loop {
+            let listed = self.client().range(queue::page(prefix, keys.last())).await;
+            let page = listed.map_err(|failure| failed("list the keys", failure))?;
+            let is_last = !page.more || page.kvs.is_empty();
+            keys.extend(page.kvs);
+            if is_last {
+                keys.sort_by_key(|key: &KeyValue| key.create_revision);
+                return Ok(keys);
+            }
+        }
     }
 
     async fn see(&self, mutex: &MutexName) -> Result<Seen> {
@@ -131,7 +143,7 @@ impl Operate for EtcdBackend {
             }
             let window = self.remaining(&head).await?.unwrap_or_default();
             // The holder that was seen and no other.
-            let key = head.key.into_bytes();
+            let key = head.key;
             let made = i64::try_from(head.token.get()).unwrap_or_default();
             let txn = TxnRequest {
                 compare: vec![Compare::created_in(made, key.clone())],

@@ -6,7 +6,7 @@ use std::time::Duration;
 use simba_net::Backoff;
 use tokio::sync::oneshot;
 
-use crate::client::{Failure, TxnResponse, heard};
+use crate::client::{Client, Failure, LeaseInUse, TxnResponse, heard};
 use crate::error::no_chance;
 use crate::tenancy::{Life, Tenancy};
 
@@ -34,15 +34,26 @@ pub(crate) struct Place {
     joining: Option<Joining>,
     /// A request had no answer: it may still be carried out, at any time.
     unsure: bool,
+    _in_use: LeaseInUse,
 }
 
 impl Place {
     /// A key that nobody else has, not even another contender with the same lease.
-    pub(crate) fn new(prefix: &str, life: Arc<Life>) -> simba_core::Result<Self> {
+    pub(crate) fn new(prefix: &str, life: Arc<Life>, client: &Client) -> simba_core::Result<Self> {
         let mut nonce = [0; 8];
         getrandom::fill(&mut nonce).map_err(|_| no_chance())?;
         let key = format!("{prefix}{:x}-{:016x}", life.id, u64::from_be_bytes(nonce));
-        Ok(Self { key, life, revision: None, seen_at: 0, is_left: false, joining: None, unsure: false })
+        let _in_use = client.use_lease(life.ttl());
+        Ok(Self {
+            key,
+            life,
+            revision: None,
+            seen_at: 0,
+            is_left: false,
+            joining: None,
+            unsure: false,
+            _in_use,
+        })
     }
 
     /// A request to make it is under way.

@@ -9,10 +9,14 @@ use crate::client::{
 use crate::error::stranger;
 use crate::keys::end_of;
 
+/// Keys in one page of a list: far below the largest message that is accepted.
+const PAGE: i64 = 1_000;
+
 /// The first of the queue: whoever it is holds the mutex.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
-    pub(crate) key: String,
+    /// Other programs may use any bytes.
+    pub(crate) key: Vec<u8>,
     pub(crate) owner: ContenderId,
     pub(crate) token: FencingToken,
     pub(crate) lease: i64,
@@ -20,11 +24,12 @@ pub(crate) struct Head {
 
 impl Head {
     pub(crate) fn of(kv: &KeyValue) -> Result<Self> {
-        let key = text(&kv.key);
-        // A lock of etcd's own tools says nothing about itself: the end of its key tells it from others.
-        let name = key.rsplit_once('/').map_or(&*key, |(_, name)| name);
-        let said = text(&kv.value);
-        let owner = ContenderId::foreign(said.trim()).or_else(|_| ContenderId::foreign(name))?;
+        let key = kv.key.clone();
+        // A lock of etcd's own tools has no value: the end of its key identifies it.
+        let name = key.rsplit(|byte| *byte == b'/').next().unwrap_or(&key);
+        let owner = readable(&kv.value)
+            .or_else(|| readable(name))
+            .map_or_else(|| ContenderId::foreign(key.escape_ascii().to_string()), Ok)?;
         Ok(Self { owner, token: token(kv.create_revision), lease: kv.lease, key })
     }
 }
@@ -34,8 +39,9 @@ pub(crate) fn token(revision: i64) -> FencingToken {
     FencingToken::new(u64::try_from(revision).unwrap_or_default())
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+/// Returns the id that these bytes spell, if they do.
+fn readable(bytes: &[u8]) -> Option<ContenderId> {
+    ContenderId::foreign(std::str::from_utf8(bytes).ok()?.trim()).ok()
 }
 
 fn all(prefix: &str) -> RangeRequest {
@@ -47,9 +53,12 @@ pub(crate) fn first(prefix: &str) -> RangeRequest {
     RangeRequest { limit: 1, sort_order: ASCENDING, sort_target: BY_CREATION, ..all(prefix) }
 }
 
-/// All keys with this prefix, the first first.
-pub(crate) fn everybody(prefix: &str) -> RangeRequest {
-    RangeRequest { limit: 0, ..first(prefix) }
+/// Returns a request for the keys with this prefix that follow `after`, ordered by name, a page at a time.
+pub(crate) fn page(prefix: &str, after: Option<&KeyValue>) -> RangeRequest {
+    let all = all(prefix);
+    // The smallest key after another one ends with a zero more.
+    let key = after.map(|last| [&*last.key, &[0]].concat()).unwrap_or_else(|| all.key.clone());
+    RangeRequest { key, limit: PAGE, ..all }
 }
 
 /// The last key before this revision; the last of all for zero.
@@ -110,7 +119,7 @@ pub(crate) enum Standing {
     Behind {
         first: Head,
         /// The key right before it.
-        next: String,
+        next: Vec<u8>,
         /// When that was so.
         at: i64,
     },
@@ -124,12 +133,14 @@ impl Standing {
         let (Some(own), Some(first), Some(next)) = (ranges.next(), ranges.next(), ranges.next()) else {
             return Err(stranger());
         };
-        if own.first().is_none_or(|own| own.create_revision != revision) {
+        let Some(own) = own.first().filter(|own| own.create_revision == revision) else {
             return Ok(Self::Missing);
-        }
-        match (first.first(), next.first()) {
-            (Some(first), Some(next)) if first.create_revision < revision => Self::behind(first, next, at),
-            _ => Ok(Self::First),
+        };
+        match (&*first, &*next) {
+            // Only an answer that names the own key as the first gives the mutex.
+            ([first], []) if first.key == own.key && first.create_revision == revision => Ok(Self::First),
+            ([first], [next]) if first.create_revision < revision => Self::behind(first, next, at),
+            _ => Err(stranger()),
         }
     }
 
@@ -145,7 +156,7 @@ impl Standing {
     }
 
     fn behind(first: &KeyValue, next: &KeyValue, at: i64) -> Result<Self> {
-        Ok(Self::Behind { first: Head::of(first)?, next: text(&next.key), at })
+        Ok(Self::Behind { first: Head::of(first)?, next: next.key.clone(), at })
     }
 }
 
@@ -157,6 +168,7 @@ pub(crate) fn revision_of(header: Option<&Header>) -> Result<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::{Done, RangeResponse, ResponseOp};
 
     fn kv(key: &str, revision: i64, value: &str) -> KeyValue {
         let (key, value) = (key.as_bytes().to_vec(), value.as_bytes().to_vec());
@@ -169,6 +181,52 @@ mod tests {
         assert_eq!((head.owner.as_str(), head.token.get()), ("694d8a", 7));
         let head = Head::of(&kv("simba/orders/694d8a-x", 7, "me")).unwrap();
         assert_eq!(head.owner.as_str(), "me");
+    }
+
+    #[test]
+    fn keys_of_other_programs_may_have_any_bytes() {
+        let owner = |key: &[u8], value: &[u8]| {
+            let (key, value) = (key.to_vec(), value.to_vec());
+            let head = Head::of(&KeyValue { key: key.clone(), create_revision: 7, value, lease: 0 }).unwrap();
+            assert_eq!(head.key, key, "the key itself stays as it is");
+            head.owner.as_str().to_owned()
+        };
+        assert_eq!(owner(b"simba/orders/\xff", b"me"), "me");
+        assert_eq!(owner(b"simba/orders/694d8a", b"\xff"), "694d8a");
+        assert_eq!(owner(b"simba/orders/\xff", b""), "simba/orders/\\xff");
+        assert_eq!(owner(b"simba/orders/", b""), "simba/orders/");
+    }
+
+    /// An answer to [`look`]: own key, first of the queue, last before the own key.
+    fn looked(own: &[KeyValue], first: &[KeyValue], next: &[KeyValue]) -> TxnResponse {
+        let range = |kvs: &[KeyValue]| ResponseOp {
+            done: Some(Done::Range(RangeResponse { kvs: kvs.to_vec(), ..RangeResponse::default() })),
+        };
+        let header = Some(Header { member_id: 1, revision: 20, raft_term: 1 });
+        TxnResponse { header, succeeded: true, responses: vec![range(own), range(first), range(next)] }
+    }
+
+    #[test]
+    fn only_an_answer_that_names_the_own_key_as_first_gives_the_mutex() {
+        let (own, other, late) =
+            (kv("simba/a/1", 9, "me"), kv("simba/a/0", 5, "other"), kv("simba/a/2", 12, ""));
+        let standing = |own: &[_], first: &[_], next: &[_]| Standing::of(looked(own, first, next), 9);
+        let is = |own: &KeyValue| std::slice::from_ref(own).to_vec();
+        assert_eq!(standing(&is(&own), &is(&own), &[]).unwrap(), Standing::First);
+        assert!(matches!(standing(&is(&own), &is(&other), &is(&other)).unwrap(), Standing::Behind { .. }));
+        assert_eq!(standing(&[], &is(&other), &is(&other)).unwrap(), Standing::Missing);
+        let contradictions: [[&[KeyValue]; 2]; 5] =
+            [[&[], &[]], [&is(&other), &[]], [&[], &is(&other)], [&is(&late), &[]], [&is(&own), &is(&other)]];
+        for [first, next] in contradictions {
+            assert!(standing(&is(&own), first, next).is_err(), "{first:?} {next:?}");
+        }
+    }
+
+    #[test]
+    fn pages_follow_each_other_without_a_gap() {
+        let next = page("simba/a/", Some(&kv("simba/a/1", 7, "")));
+        assert_eq!((next.key, next.range_end), (b"simba/a/1\0".to_vec(), b"simba/a0".to_vec()));
+        assert_eq!(page("simba/a/", None).key, b"simba/a/");
     }
 
     #[test]

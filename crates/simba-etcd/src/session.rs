@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use simba_core::{Answer, Claim, ContenderId, Holding, Intent, Moment, Ownership, Prior, Result, Session};
+use simba_core::{
+    Answer, Claim, ContenderId, FencingToken, Holding, Intent, Moment, Ownership, Prior, Result, Session,
+};
 
 use crate::client::{Client, Failure, Sight, TxnResponse, Watch};
 use crate::error::{failed, restless, stranger};
@@ -40,7 +42,7 @@ pub(crate) struct EtcdSession {
 
 /// What is watched for our turn.
 struct Turn {
-    key: String,
+    key: Vec<u8>,
     watch: Watch,
 }
 
@@ -98,6 +100,21 @@ impl EtcdSession {
     }
 
     // ===== contending =====
+
+    /// Leaves the queue if the entry is that of a lost tenure.
+    ///
+    /// Its lease may still live, but an entry that led again would give the next tenure the token of the lost one.
+    async fn give_up_lost(&mut self, lost: FencingToken) -> Result<()> {
+        let revision = self.place.as_ref().and_then(|place| place.revision);
+        let Some(revision) = revision.filter(|revision| queue::token(*revision) == lost) else {
+            return Ok(());
+        };
+        // Renewals share a call: after an outage most entries are found gone, and are not deleted one by one.
+        if self.renew(revision).await?.is_some() {
+            self.leave().await?;
+        }
+        Ok(())
+    }
 
     async fn ask(&mut self, prior: Prior) -> Result<Answer> {
         let began = self.client().now();
@@ -175,7 +192,7 @@ impl EtcdSession {
         // A key of a lease that has ended since is gone with it.
         let place = match self.place.take_if(|place| Arc::ptr_eq(&place.life, &life)) {
             Some(place) => place,
-            None => Place::new(&self.prefix, life)?,
+            None => Place::new(&self.prefix, life, self.client())?,
         };
         let txn = if self.intent == Intent::Queue { queue::join } else { queue::take };
         let txn = txn(&self.prefix, &place.key, &self.contender, place.life.id);
@@ -268,7 +285,7 @@ impl EtcdSession {
     }
 
     /// It is somebody else's: keeps or gives up our place.
-    async fn behind(&mut self, first: Head, next: String, at: i64, prior: Prior) -> Result<Option<Answer>> {
+    async fn behind(&mut self, first: Head, next: Vec<u8>, at: i64, prior: Prior) -> Result<Option<Answer>> {
         let twin = first.owner == self.contender && prior == Prior::Nothing;
         if self.intent != Intent::Queue || twin {
             self.twin = twin;
@@ -319,7 +336,7 @@ impl EtcdSession {
             None => Sight::arrival(&self.prefix, end_of(&self.prefix), seen.at + 1),
         };
         let watch = self.client().watch(sight, true);
-        self.turn = Some(Box::new(Turn { key: String::new(), watch }));
+        self.turn = Some(Box::new(Turn { key: Vec::new(), watch }));
     }
 
     // ===== hints =====
@@ -329,7 +346,7 @@ impl EtcdSession {
         loop {
             let Some(place) = &mut self.place else { return Ok(()) };
             let Some(revision) = place.revision else { return Ok(()) };
-            let sight = || Sight::end_of(&place.key, place.seen_at + 1);
+            let sight = || Sight::end_of(place.key.as_bytes(), place.seen_at + 1);
             let own = self.own.get_or_insert_with(|| self.tenancy.client().watch_later(sight()));
             own.rung().await;
             // Boxed: seldom, and what waits has to be small.
@@ -352,8 +369,7 @@ impl EtcdSession {
             self.told = true;
             return Ok(());
         }
-        let idle =
-            || Box::new(Turn { key: String::new(), watch: self.tenancy.client().watch_the_connection() });
+        let idle = || Box::new(Turn { key: Vec::new(), watch: self.tenancy.client().watch_the_connection() });
         self.turn.get_or_insert_with(idle).watch.rung().await;
         self.turn = None;
         Ok(())
@@ -363,6 +379,9 @@ impl EtcdSession {
 #[async_trait]
 impl Session for EtcdSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
+        if let Prior::Lapsed(lost) = prior {
+            Box::pin(self.give_up_lost(lost)).await?;
+        }
         // Of renewals thousands are under way at once: they alone are not boxed, and small.
         if let (true, Some(revision)) = (self.leads, self.place.as_ref().and_then(|place| place.revision))
             && let Some(answer) = self.renew(revision).await?

@@ -136,7 +136,6 @@ impl Tenancy {
         let sent = self.client.now();
         let granted = self.client.grant(self.wanted).await;
         let (id, ttl) = granted.map_err(|failure| failed("be granted a lease", failure))?;
-        self.client.hurry(ttl);
         let life = Life::new(id, sent, ttl);
         *self.slot() = Some(Arc::clone(&life));
         Ok(life)

@@ -10,7 +10,7 @@ use common::{connect, ctl};
 use simba_core::{Backend as _, Claim, ContenderId, ErrorKind, Lease, MutexName, Operate as _, Simba};
 use simba_servers::{Setup, shared};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
 #[tokio::test]
@@ -30,6 +30,49 @@ async fn a_server_of_another_kind_is_told() {
     let error = connect(&format!("etcd://{address}")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(error.to_string().contains("check the port"), "no cure: {error}");
+}
+
+/// Reads a connection's frames until a request has come.
+async fn until_request(stream: &mut TcpStream) -> std::io::Result<()> {
+    const HEADERS: u8 = 1;
+    stream.read_exact(&mut [0; b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len()]).await?;
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await?;
+        let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+        stream.read_exact(&mut vec![0; length]).await?;
+        if head[3] == HEADERS {
+            return Ok(());
+        }
+    }
+}
+
+/// Room for a message is reserved as soon as its length is known.
+#[tokio::test]
+async fn a_message_of_200_megabytes_is_refused_by_its_header() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut reply = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
+    // `:status: 200`, `content-type: application/grpc`, on the first stream.
+    reply.extend([0, 0, 19, 1, 4, 0, 0, 0, 1, 0x88, 0x5f, 16]);
+    reply.extend(b"application/grpc");
+    // The length of a message, and nothing more.
+    reply.extend([0, 0, 5, 0, 0, 0, 0, 0, 1, 0]);
+    reply.extend(200_000_000_u32.to_be_bytes());
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let reply = reply.clone();
+            tokio::spawn(async move {
+                until_request(&mut stream).await.unwrap();
+                stream.write_all(&reply).await.unwrap();
+                // The message never comes, and the connection stays.
+                sleep(Duration::from_secs(60)).await;
+            });
+        }
+    });
+    let error = connect(&format!("etcd://{address}")).await.unwrap_err();
+    assert!(error.to_string().contains("too large"), "broken: it waits for the message: {error}");
 }
 
 #[tokio::test]

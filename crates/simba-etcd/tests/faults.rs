@@ -5,16 +5,19 @@
 mod common;
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStringExt as _;
 use std::time::Duration;
 
 use common::peer::{Peer, leads, long, name, sees, soon};
-use common::{Etcd, ctl, lease};
+use common::{Etcd, connect, ctl, lease};
+use simba_core::operate::{EvictIf, Eviction, Operate as _};
 use simba_core::{
     Answer, Backend as _, Claim, Clock as _, ContenderId, FencingToken, Holding, Lease, Loss, MutexName,
-    Prior, SystemClock,
+    Prior, Session, SystemClock,
 };
 use simba_servers::{Server, Setup, shared};
-use simba_tck::{Network as _, StolenTime, rounds};
+use simba_tck::{Network as _, rounds};
 use tokio::time::{sleep, timeout};
 
 async fn by_hand(words: &[&str]) -> String {
@@ -60,10 +63,10 @@ async fn row_52_a_waiter_whose_lease_is_revoked_takes_a_new_place() {
     let (one, two) = (Peer::connect().await, Peer::connect().await);
     for _ in 0..rounds() {
         let mutex = name();
-        let leader = one.contend(&mutex, lease());
+        let leader = one.contend(&mutex, long());
         let tenure = leads(&leader).await;
         let [first] = &keys(&mutex).await[..] else { panic!("one key") };
-        let waiter = two.contend(&mutex, lease());
+        let waiter = two.contend(&mutex, long());
         sees(&waiter, &tenure).await;
         let all = keys(&mutex).await;
         let waits = all.iter().find(|key| *key != first).unwrap();
@@ -157,14 +160,13 @@ async fn compact(mutex: &MutexName) {
     let said = by_hand(&["put", &format!("other-{mutex}"), "y", "-w", "json"]).await;
     let revision = said.split("\"revision\":").nth(1).unwrap();
     let revision: String = revision.chars().take_while(char::is_ascii_digit).collect();
-    ctl_may_fail(&["compact", &revision]).await;
-}
-
-/// A compaction that another test has gone beyond is refused, and as good.
-async fn ctl_may_fail(words: &[&str]) {
     let mut command = common::etcdctl(&shared("SIMBA_TCK_ETCD"));
-    command.args(words);
-    tokio::task::spawn_blocking(move || drop(command.output())).await.unwrap();
+    command.args(["compact", &revision]);
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let refusal = String::from_utf8_lossy(&output.stderr);
+    // Another test may have compacted up to here or further, which is as good.
+    let is_compacted = output.status.success() || refusal.contains("required revision has been compacted");
+    assert!(is_compacted, "etcd did not compact: {refusal}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -234,20 +236,16 @@ async fn row_25_a_waiter_that_stands_still_blocks_for_a_lease_at_most() {
     let (one, two, three) = (Peer::connect().await, Peer::connect().await, Peer::connect().await);
     for _ in 0..rounds() {
         let mutex = name();
-        let leader = one.contend(&mutex, lease());
+        let leader = one.contend(&mutex, long());
         let tenure = leads(&leader).await;
         let head = two.contend(&mutex, lease());
         sees(&head, &tenure).await;
-        let next = three.contend(&mutex, lease());
+        let next = three.contend(&mutex, long());
         sees(&next, &tenure).await;
         two.network.stall();
         leader.stop().await.unwrap();
-        let (freed, stolen) = (SystemClock.now(), StolenTime::mark());
+        // The end of the head's lease wakes the next one: no other lease, and no poll, ends before the test gives up.
         leads(&next).await;
-        let took = SystemClock.now() - freed;
-        // Servers look for leases that have ended twice a second.
-        let limit = lease().total() + Duration::from_millis(1_500) + stolen.so_far();
-        assert!(took <= limit, "broken: the next one leads within {limit:?}, not after {took:?}");
         two.network.heal();
         head.stop().await.unwrap();
         next.stop().await.unwrap();
@@ -299,11 +297,145 @@ async fn a_hand_over_grants_no_more_than_the_last_proof_left() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_s_lease_is_renewed_before_its_turn_comes() {
-    // After so long nothing is left of what the grant gave.
-    let HandOver { granted, same_place, .. } = handed_over_after(lease(), 2 * lease().total()).await;
-    let all = lease().total();
+    // After two lengths of the lease nothing is left of what the grant gave.
+    let lease = Lease::new(Duration::from_secs(4), Duration::from_secs(2)).unwrap();
+    let all = lease.total();
+    let HandOver { granted, same_place, .. } = handed_over_after(lease, 2 * all).await;
     assert!(same_place, "broken: a waiter keeps its place");
     assert!(granted >= all / 2, "broken: {granted:?} of {all:?} are too little to work under");
+}
+
+async fn ours(session: &mut dyn Session, prior: Prior) -> FencingToken {
+    match session.contend(prior).await.unwrap() {
+        Answer::Ours(ours) => ours.token.unwrap(),
+        other => panic!("broken: the first of the queue holds the mutex, but the answer is {other:?}"),
+    }
+}
+
+/// No entry leads twice: a tenure that was lost locally while its lease lives on is followed by another entry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_holder_joins_again_behind_the_waiters_under_a_greater_token() {
+    let backend = connect(&shared("SIMBA_TCK_ETCD")).await.unwrap();
+    let mutex = name();
+    let claim = || Claim::new(mutex.clone(), ContenderId::generate(), long());
+    let (mut holder, mut waiter) =
+        (backend.open(claim()).await.unwrap(), backend.open(claim()).await.unwrap());
+    let lost = ours(&mut *holder, Prior::Nothing).await;
+    assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+    // A session's first wake-up is immediate.
+    waiter.changed().await.unwrap();
+    let again = holder.contend(Prior::Lapsed(lost)).await.unwrap();
+    assert!(matches!(again, Answer::Held(_)), "broken: the lost holder goes behind the waiter: {again:?}");
+    soon("the waiter is woken", waiter.changed()).await.unwrap();
+    let next = ours(&mut *waiter, Prior::Nothing).await;
+    assert_eq!(keys(&mutex).await.len(), 2, "one entry for each contender");
+    holder.changed().await.unwrap();
+    waiter.release(Holding::Under(next)).await.unwrap();
+    soon("the lost holder is woken", holder.changed()).await.unwrap();
+    let last = ours(&mut *holder, Prior::Nothing).await;
+    assert!(lost < next && next < last, "broken: tokens grow: {lost}, {next}, {last}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_was_out_of_reach_leads_again_under_a_greater_token() {
+    let peer = Peer::connect().await;
+    let leader = peer.contend(&name(), lease());
+    let mut tenure = leads(&leader).await;
+    for _ in 0..rounds() {
+        peer.network.stall();
+        assert_eq!(soon("a holder out of reach has lost", tenure.lost()).await, Loss::Deadline);
+        // Its entry is still there, most likely: servers end leases up to half a second late.
+        peer.network.heal();
+        let next = leads(&leader).await;
+        assert!(next.token() > tenure.token(), "broken: {} led twice", tenure.token());
+        tenure = next;
+    }
+    leader.stop().await.unwrap();
+}
+
+/// How long a server may be silent follows from the leases in use, not from those that were used before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_lease_that_ended_does_not_shorten_the_patience_with_servers() {
+    let peer = Peer::connect().await;
+    peer.simba.locker(name()).with_lease(lease()).lock().await.unwrap().release().await.unwrap();
+    let leader = peer.contend(&name(), long());
+    leads(&leader).await;
+    peer.network.stall();
+    let other = peer.contend(&name(), long());
+    // Twice the patience is the limit for a connection, and the error names it.
+    let said = soon("a contender out of reach says why", async {
+        loop {
+            let error = other.last_error().map(|error| error.to_string()).unwrap_or_default();
+            if error.contains("did not answer within") {
+                return error;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let said = said.await;
+    assert!(said.contains("within 4s"), "broken: the short lease still decides: {said}");
+    peer.network.heal();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_of_several_pages_is_listed_in_order() {
+    // More than a page of a list.
+    const ENTRIES: usize = 1_100;
+    let backend = connect(&shared("SIMBA_TCK_ETCD")).await.unwrap();
+    let mutex = name();
+    let claim = || Claim::new(mutex.clone(), ContenderId::generate(), long());
+    let mut holder = backend.open(claim()).await.unwrap();
+    let token = ours(&mut *holder, Prior::Nothing).await;
+    let mut waiters = Vec::new();
+    for _ in 1..ENTRIES {
+        let mut waiter = backend.open(claim()).await.unwrap();
+        assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+        waiters.push(waiter);
+    }
+    let record = backend.read(&mutex).await.unwrap();
+    assert_eq!((record.token, record.waiters), (Some(token), Some(ENTRIES - 1)));
+    let listed = backend.list().await.unwrap();
+    let listed = listed.iter().find(|record| record.mutex == mutex).expect("it is listed");
+    assert_eq!((listed.token, listed.waiters), (Some(token), Some(ENTRIES - 1)));
+}
+
+/// Other programs may use any bytes as a key, also ones that are no text.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_whose_key_is_no_text_is_waited_for_and_evicted() {
+    let peer = Peer::connect().await;
+    for evicted in [false, true] {
+        let mutex = name();
+        let mut key = format!("simba/{mutex}/").into_bytes();
+        key.push(0xff);
+        let key = std::ffi::OsString::from_vec(key);
+        by_hand_os(&["put".as_ref(), &key, "".as_ref()]).await;
+        let waiter = peer.contend(&mutex, long());
+        soon("a waiter sees the holder", async {
+            while waiter.owner().id.is_none() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        let holder = waiter.owner().id.unwrap();
+        assert!(holder.as_str().ends_with("\\xff"), "known by its key: {holder}");
+        if evicted {
+            let operate = peer.simba.operate().unwrap();
+            let freed = operate.evict(&mutex, EvictIf::Any).await.unwrap();
+            assert!(matches!(freed, Eviction::Freed { .. }), "{freed:?}");
+        } else {
+            by_hand_os(&["del".as_ref(), &key]).await;
+        }
+        // The poll is far too long to explain it.
+        leads(&waiter).await;
+        waiter.stop().await.unwrap();
+    }
+}
+
+async fn by_hand_os(words: &[&OsStr]) {
+    let mut command = common::etcdctl(&shared("SIMBA_TCK_ETCD"));
+    command.args(words);
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// How many wait in row 29, and how many hand-overs are counted.

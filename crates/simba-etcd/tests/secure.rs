@@ -8,11 +8,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::login::{PASSWORD, guarded, open_to_all};
-use common::peer::soon;
+use common::peer::{contend, leads, long, sees, soon};
 use common::{Etcd, connect, ctl, lease};
-use simba_core::{ErrorKind, Simba};
+use simba_core::{ErrorKind, MutexName, Simba};
 use simba_servers::{Certificates, Server, Setup, shared};
-use simba_tck::{Network as _, run_sample};
+use simba_tck::{FaultProxy, Network as _, run_sample};
 use tokio::time::{sleep, timeout};
 
 fn tls_file(name: &str) -> String {
@@ -106,6 +106,45 @@ async fn a_login_that_has_ended_is_made_again() {
     }
     assert!(guard.is_held());
     guard.release().await.unwrap();
+}
+
+/// A token that has ended is replaced on the same connection: calls and watches of others go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_login_is_renewed_without_another_connection() {
+    let server = guarded().await;
+    let proxy = FaultProxy::start(server.address()).await.unwrap().for_http2();
+    let simba =
+        Simba::new(connect(&format!("etcd://tck:{PASSWORD}@{}/teams", proxy.address())).await.unwrap());
+    let root = Simba::new(connect(&format!("etcd://root:root@{}/teams", server.address())).await.unwrap());
+    for round in 0..3 {
+        // A waiter opens the stream of watches before the login ends.
+        let (before, after) = (format!("before-{round}"), format!("after-{round}"));
+        let held = [root.locker(&*before).lock().await.unwrap(), root.locker(&*after).lock().await.unwrap()];
+        let early = contend(&simba, &MutexName::new(before).unwrap(), long());
+        sees(&early, &held[0].tenure()).await;
+        let words = ["--user", "root:root", "user", "passwd", "tck", "--interactive=false"];
+        set_password(&server.url(), &words).await;
+        let late = contend(&simba, &MutexName::new(after).unwrap(), long());
+        sees(&late, &held[1].tenure()).await;
+        for guard in held {
+            guard.release().await.unwrap();
+        }
+        // Their poll is far too long to explain it.
+        leads(&early).await;
+        leads(&late).await;
+        early.stop().await.unwrap();
+        late.stop().await.unwrap();
+    }
+    // A handle that only waits asks the server at times, and hears that its login has ended.
+    let held = root.locker("quiet").lock().await.unwrap();
+    let waiter = contend(&simba, &MutexName::new("quiet").unwrap(), long());
+    sees(&waiter, &held.tenure()).await;
+    let words = ["--user", "root:root", "user", "passwd", "tck", "--interactive=false"];
+    set_password(&server.url(), &words).await;
+    sleep(Duration::from_secs(8)).await;
+    held.release().await.unwrap();
+    leads(&waiter).await;
+    assert_eq!(proxy.accepted(), 1, "broken: the login is renewed on the same connection");
 }
 
 /// It is read from the standard input.

@@ -1,10 +1,15 @@
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use simba_core::{Clock, within};
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 
+/// How long the address tried last has before the next one is tried beside it, as RFC 8305 recommends.
+const HEAD_START: Duration = Duration::from_millis(250);
 /// A connection without a sign of life is asked for one after this long.
 const IDLE: Duration = Duration::from_secs(5);
 /// How often it is asked again, and how many times.
@@ -17,21 +22,68 @@ const UNCONFIRMED: Duration = Duration::from_secs(10);
 
 /// Connects to `host:port` within `limit`, with a socket that sends at once and notices when its peer is gone.
 ///
+/// A name may have several addresses. The next one is tried when the last one failed or did not answer within 250 ms, or
+/// an equal share of `limit` if that is less; the first to answer wins. So addresses that do not answer keep none of the
+/// others from being tried.
+///
 /// # Errors
 ///
-/// The host cannot be found, refuses, or does not answer in time.
+/// The host cannot be found, or none of its addresses answers in time. If all refuse, the error is that of the last one.
 ///
 /// # Cancel safety
 ///
 /// A dropped call leaves no connection behind.
 pub async fn dial(host: &str, port: u16, limit: Duration, clock: &dyn Clock) -> io::Result<TcpStream> {
-    let connected = within(clock, limit, TcpStream::connect((host, port))).await;
-    let stream = connected.unwrap_or_else(|| {
+    let connecting = async {
+        let addresses: Vec<_> = lookup_host((host, port)).await?.collect();
+        first_to_answer(alternating(addresses), limit, clock).await
+    };
+    let stream = within(clock, limit, connecting).await.unwrap_or_else(|| {
         Err(io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {limit:?}")))
     })?;
     stream.set_nodelay(true)?;
     keep_alive(&stream)?;
     Ok(stream)
+}
+
+/// Orders addresses so that the two families take turns, beginning with that of the first: often all addresses of one
+/// family are out of reach.
+fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let begins_with_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
+    let (first, second): (Vec<_>, Vec<_>) =
+        addresses.into_iter().partition(|address| address.is_ipv6() == begins_with_v6);
+    let mut second = second.into_iter();
+    let mut ordered: Vec<_> =
+        first.into_iter().flat_map(|address| [Some(address), second.next()]).flatten().collect();
+    ordered.extend(second);
+    ordered
+}
+
+/// Returns the first connection that is made to any of these addresses, or the last error.
+async fn first_to_answer(
+    addresses: Vec<SocketAddr>,
+    limit: Duration,
+    clock: &dyn Clock,
+) -> io::Result<TcpStream> {
+    let share = limit / u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
+    let mut addresses = addresses.into_iter();
+    let mut tries = FuturesUnordered::new();
+    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    loop {
+        let next = addresses.next();
+        let is_last = next.is_none();
+        tries.extend(next.map(TcpStream::connect));
+        let over = clock.sleep_until(clock.now() + share.min(HEAD_START));
+        tokio::select! {
+            biased;
+            outcome = tries.next() => match outcome {
+                Some(Ok(stream)) => return Ok(stream),
+                Some(Err(error)) => failure = error,
+                None => return Err(failure),
+            },
+            () = over, if !is_last => {}
+        }
+    }
 }
 
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
@@ -74,16 +126,81 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 
+    /// A listener with a full backlog leaves a connect unanswered, on any machine and without a network.
+    struct Unanswering {
+        address: SocketAddr,
+        _listens: socket2::Socket,
+        _fills: std::net::TcpStream,
+    }
+
+    impl Unanswering {
+        fn bind(address: impl Into<SocketAddr>) -> Self {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.bind(&address.into().into()).unwrap();
+            socket.listen(0).unwrap();
+            let address = socket.local_addr().unwrap().as_socket().unwrap();
+            let fills = std::net::TcpStream::connect(address).unwrap();
+            Self { address, _listens: socket, _fills: fills }
+        }
+    }
+
     #[tokio::test]
     async fn a_host_that_does_not_answer_costs_no_more_than_the_limit() {
-        // A full backlog leaves a connect unanswered, on any machine and without a network.
-        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
-        socket.listen(0).unwrap();
-        let address = socket.local_addr().unwrap().as_socket().unwrap();
-        let _fills = std::net::TcpStream::connect(address).unwrap();
+        let host = Unanswering::bind(([127, 0, 0, 1], 0));
         let limit = Duration::from_millis(50);
-        let late = dial("127.0.0.1", address.port(), limit, &SystemClock).await.unwrap_err();
+        let late = dial("127.0.0.1", host.address.port(), limit, &SystemClock).await.unwrap_err();
         assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn addresses_that_do_not_answer_or_refuse_do_not_keep_others_from_being_tried() {
+        let silent = Unanswering::bind(([127, 0, 0, 1], 0));
+        let other = Unanswering::bind(([127, 0, 0, 2], 0));
+        let refusing = {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            listener.local_addr().unwrap()
+        };
+        let answering = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let wanted = answering.local_addr().unwrap();
+        let addresses = vec![silent.address, refusing, other.address, wanted];
+        // The system itself gives up after two minutes.
+        let connected =
+            within(&SystemClock, LIMIT * 6, first_to_answer(addresses, LIMIT, &SystemClock)).await;
+        let stream = connected.expect("the last address is tried").unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), wanted);
+    }
+
+    #[tokio::test]
+    async fn the_last_address_has_its_share_of_a_short_limit() {
+        let silent: Vec<_> = (1..=9).map(|host| Unanswering::bind(([127, 0, 1, host], 0))).collect();
+        let answering = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut addresses: Vec<_> = silent.iter().map(|host| host.address).collect();
+        addresses.push(answering.local_addr().unwrap());
+        let (began, limit) = (SystemClock.now(), Duration::from_millis(400));
+        first_to_answer(addresses, limit, &SystemClock).await.unwrap();
+        let whole = 9 * HEAD_START;
+        assert!(SystemClock.now() - began < whole, "nine tenths of {limit:?} are far less than {whole:?}");
+    }
+
+    #[tokio::test]
+    async fn the_error_of_addresses_that_all_refuse_says_so() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let refused = first_to_answer(vec![address, address], LIMIT, &SystemClock).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let nothing = first_to_answer(Vec::new(), LIMIT, &SystemClock).await.unwrap_err();
+        assert_eq!(nothing.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn families_take_turns() {
+        let parse = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let [a, b, c] = ["[::1]:1", "[::2]:1", "[::3]:1"].map(parse);
+        let [x, y] = ["127.0.0.1:1", "127.0.0.2:1"].map(parse);
+        assert_eq!(alternating(vec![a, b, c, x, y]), [a, x, b, y, c]);
+        assert_eq!(alternating(vec![x, y, a]), [x, a, y]);
+        assert_eq!(alternating(vec![x, y]), [x, y]);
+        assert_eq!(alternating(Vec::new()), []);
     }
 }

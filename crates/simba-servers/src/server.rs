@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use crate::disk::SmallDisk;
 use crate::kinds::Place;
@@ -104,13 +104,18 @@ impl Server {
         self.end(Signal::KILL)
     }
 
-    /// Lets it stand still; it neither answers nor breaks a connection.
+    /// Stops it and waits until all its threads stand still; it neither answers nor breaks a connection.
     ///
     /// # Errors
     ///
     /// It does not run.
     pub fn pause(&self) -> Result<()> {
-        self.signal(Signal::STOP)
+        self.signal(Signal::STOP)?;
+        // One thread takes the signal. On a busy machine it is scheduled late, and the others answer until then.
+        let process = Pid::from_child(self.child.as_ref().context("it does not run")?);
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+        retry_on_intr(|| waitid(WaitId::Pid(process), stopped)).context("it did not stop")?;
+        Ok(())
     }
 
     /// Lets it go on.

@@ -28,9 +28,6 @@ pub struct Profile {
     pub fifo: bool,
     /// A mutex is freed in time after its holder's process is gone without a word.
     pub expires_without_client: bool,
-    /// A holder that gave the mutex up for lost and finds that it still has it keeps its token. Default: no,
-    /// it gets a greater one.
-    pub keeps_token_on_resume: bool,
     /// A hold survives a restart of the store; without it, its holder learns of the loss.
     pub survives_restart: bool,
     /// Others than the holder can see its token.
@@ -46,7 +43,6 @@ impl Default for Profile {
             push: true,
             fifo: true,
             expires_without_client: true,
-            keeps_token_on_resume: false,
             survives_restart: true,
             token_visible_to_observers: true,
             dead_waiter: Some(Duration::from_secs(1)),
@@ -68,11 +64,6 @@ impl Profile {
     /// Whether a dead holder's mutex is [freed](Self::expires_without_client).
     pub const fn with_expires_without_client(self, expires_without_client: bool) -> Self {
         Self { expires_without_client, ..self }
-    }
-
-    /// Whether a holder that resumes [keeps its token](Self::keeps_token_on_resume).
-    pub const fn with_keeps_token_on_resume(self, keeps_token_on_resume: bool) -> Self {
-        Self { keeps_token_on_resume, ..self }
     }
 
     /// Whether holds [survive a restart](Self::survives_restart).

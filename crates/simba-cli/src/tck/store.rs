@@ -57,20 +57,9 @@ impl Fixture for Store {
         connection.unwrap_or_else(|error| panic!("the store cannot be connected to: {error}"))
     }
 
-    /// The kit's own, and on etcd the shortest that servers grant by default: they count in whole seconds.
-    fn lease(&self) -> Lease {
-        let (ttl, transition) = match self.url.scheme() {
-            "etcd" | "etcds" => (1_200, 800),
-            _ => (800, 600),
-        };
-        // Both are in order.
-        Lease::new(Duration::from_millis(ttl), Duration::from_millis(transition)).unwrap_or_default()
-    }
-
     fn profile(&self) -> Profile {
         match self.url.scheme() {
             "mysql" | "mariadb" => Profile::default().with_fifo(false).with_token_visible_to_observers(false),
-            "etcd" | "etcds" => Profile::default().with_keeps_token_on_resume(true),
             _ => Profile::default(),
         }
     }

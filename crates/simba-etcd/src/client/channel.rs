@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -30,8 +30,10 @@ use crate::error::{disconnected, failed, not_tls, unreachable};
 
 /// Room for what is on its way to us: a list of many mutexes in one go.
 const WINDOW: u32 = 1 << 20;
-/// No message is larger; a server sends at most what it was told to keep in one transaction.
-const LARGEST: usize = 256 << 20;
+/// The largest message that is accepted: room for it is reserved as soon as its header arrives.
+///
+/// Servers take requests of 1.5 MiB by default, so no value is larger; lists are read in pages.
+const LARGEST: usize = 4 << 20;
 
 /// What requests are sent through.
 #[derive(Clone, Debug)]
@@ -53,29 +55,48 @@ impl Service<Request<Body>> for Channel {
     }
 }
 
+/// The token of the last login, shared by all connections of a client. Without a value before the first login, and where
+/// servers ask for none.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Token(Arc<Mutex<Option<AsciiMetadataValue>>>);
+
+impl Token {
+    pub(super) fn get(&self) -> Option<AsciiMetadataValue> {
+        self.value().clone()
+    }
+
+    fn set(&self, token: Option<AsciiMetadataValue>) {
+        *self.value() = token;
+    }
+
+    fn value(&self) -> MutexGuard<'_, Option<AsciiMetadataValue>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A connection that is logged in.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     grpc: Grpc<Channel>,
-    token: Option<AsciiMetadataValue>,
+    token: Token,
 }
 
 /// Drives the connection; ends with it.
 pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Line {
-    /// Connects, with a token that was given before if there is one, and asks something that takes a quorum: a member
-    /// that is cut off from the others is of no use.
+    /// Connects, logs in unless a token of an earlier login is accepted, and asks something that takes a quorum: a
+    /// member that is cut off from the others is of no use.
     pub(super) async fn open(
         config: &EtcdConfig,
         place: &Place,
         limit: Duration,
         clock: &Arc<dyn Clock>,
-        token: Option<AsciiMetadataValue>,
+        token: Token,
     ) -> Result<(Self, Driver), Error> {
         let (channel, driver) = connect(config, place, limit, clock).await?;
         let grpc = Grpc::with_origin(channel, origin(config, place)).max_decoding_message_size(LARGEST);
-        let mut line = Self { grpc, token };
+        let line = Self { grpc, token };
         // Nothing is answered unless somebody drives it.
         let greeted = {
             let greeting = line.greet(config, place);
@@ -91,14 +112,16 @@ impl Line {
         Ok((line, driver))
     }
 
-    async fn greet(&mut self, config: &EtcdConfig, place: &Place) -> Result<(), Error> {
+    async fn greet(&self, config: &EtcdConfig, place: &Place) -> Result<(), Error> {
+        let log_in =
+            async || self.log_in(config).await.map_err(|failure| refused(place, "log in to", failure));
         // A login costs a server the hash of a password, on purpose much: one for all connections is enough.
-        if self.token.is_none() {
-            self.log_in(config, place).await?;
+        if self.token.get().is_none() {
+            log_in().await?;
         }
         let mut seen = self.look_at(Self::look(config)).await;
-        if self.token.is_some() && seen.as_ref().is_err_and(Failure::is_logged_out) {
-            self.log_in(config, place).await?;
+        if self.token.get().is_some() && seen.as_ref().is_err_and(Failure::is_logged_out) {
+            log_in().await?;
             seen = self.look_at(Self::look(config)).await;
         }
         seen.map_err(|failure| refused(place, "reach", failure))
@@ -114,28 +137,28 @@ impl Line {
         Ok(())
     }
 
-    /// What shows who we are, for the next connection.
+    /// Returns the token that calls are made with.
     pub(super) fn token(&self) -> Option<AsciiMetadataValue> {
-        self.token.clone()
+        self.token.get()
     }
 
-    async fn log_in(&mut self, config: &EtcdConfig, place: &Place) -> Result<(), Error> {
-        self.token = None;
+    /// Logs in with the configured credentials, if there are any, and keeps the token. Calls that are under way go on.
+    pub(super) async fn log_in(&self, config: &EtcdConfig) -> Result<(), Failure> {
         let Some(login) = &config.login else { return Ok(()) };
         let credentials = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
-        let said = self.unary("/etcdserverpb.Auth/Authenticate", credentials).await;
+        let said = self.unary_as(None, "/etcdserverpb.Auth/Authenticate", credentials).await;
         let said: AuthenticateResponse = match said {
             Err(failure) if failure.is_open_to_all() => {
-                tracing::warn!(%place, "authentication is not enabled: everybody may touch the mutexes");
+                tracing::warn!("authentication is not enabled: everybody may touch the mutexes");
+                self.token.set(None);
                 return Ok(());
             }
-            said => said.map_err(|failure| refused(place, "log in to", failure))?,
+            said => said?,
         };
-        let mut token = AsciiMetadataValue::try_from(said.token).map_err(|_| {
-            refused(place, "log in to", Failure::Refused(tonic::Status::internal("no token")))
-        })?;
+        let mut token = AsciiMetadataValue::try_from(said.token)
+            .map_err(|_| Failure::Refused(tonic::Status::internal("the login gave a malformed token")))?;
         token.set_sensitive(true);
-        self.token = Some(token);
+        self.token.set(Some(token));
         Ok(())
     }
 
@@ -145,8 +168,21 @@ impl Line {
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
     {
+        self.unary_as(self.token(), path, question).await
+    }
+
+    async fn unary_as<Q, A>(
+        &self,
+        token: Option<AsciiMetadataValue>,
+        path: &'static str,
+        question: Q,
+    ) -> Result<A, Failure>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
         let mut grpc = self.ready().await?;
-        let request = self.request(question);
+        let request = request(token, question);
         let codec = ProstCodec::<Q, A>::default();
         let answer = grpc.unary(request, PathAndQuery::from_static(path), codec).await;
         answer.map(tonic::Response::into_inner).map_err(Failure::of)
@@ -166,7 +202,7 @@ impl Line {
         A: prost::Message + Default + 'static,
     {
         let mut grpc = self.ready().await?;
-        let mut request = self.request(questions);
+        let mut request = request(self.token(), questions);
         // A member that has lost the others ends the stream instead of keeping silent.
         request.metadata_mut().insert("hasleader", AsciiMetadataValue::from_static("true"));
         let codec = ProstCodec::<Q, A>::default();
@@ -179,14 +215,14 @@ impl Line {
         grpc.ready().await.map_err(|error| Failure::of(tonic::Status::from_error(Box::new(error))))?;
         Ok(grpc)
     }
+}
 
-    fn request<T>(&self, message: T) -> tonic::Request<T> {
-        let mut request = tonic::Request::new(message);
-        if let Some(token) = &self.token {
-            request.metadata_mut().insert("token", token.clone());
-        }
-        request
+fn request<T>(token: Option<AsciiMetadataValue>, message: T) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    if let Some(token) = token {
+        request.metadata_mut().insert("token", token);
     }
+    request
 }
 
 async fn connect(

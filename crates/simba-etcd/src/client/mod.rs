@@ -14,16 +14,20 @@ use std::time::Duration;
 use futures_util::stream;
 use simba_core::{Clock, Error, Moment};
 use tokio::runtime::Handle;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Mutex, oneshot, watch};
+use tonic::metadata::AsciiMetadataValue;
 
 pub(crate) use self::failure::Failure;
 pub(crate) use self::proto::{
     ASCENDING, BY_CREATION, Compare, DESCENDING, DeleteRangeRequest, Header, KeyValue, Op, PutRequest,
     RangeRequest, RangeResponse, RequestOp, StatusResponse, TxnRequest, TxnResponse,
 };
+#[cfg(test)]
+pub(crate) use self::proto::{Done, ResponseOp};
+pub(crate) use self::pulse::LeaseInUse;
 pub(crate) use self::watches::{Sight, Watch};
 
-use self::channel::Line;
+use self::channel::{Line, Token};
 use self::proto::{
     DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseResponse,
     LeaseRevokeResponse, StatusRequest, WatchResponse,
@@ -32,9 +36,6 @@ use self::pulse::Pulse;
 use self::supervisor::Supervisor;
 use self::watches::{Opened, Watches};
 use crate::config::EtcdConfig;
-
-/// How often a call is made whose login had ended.
-const LOGINS: usize = 2;
 
 /// A client. Dropped, it disconnects.
 #[derive(Debug)]
@@ -48,10 +49,14 @@ pub(crate) struct Client {
 /// What the client and its supervisor share.
 #[derive(Debug)]
 struct Shared {
+    config: Arc<EtcdConfig>,
     clock: Arc<dyn Clock>,
     state: watch::Sender<State>,
-    pulse: Pulse,
+    pulse: Arc<Pulse>,
     watches: Arc<Watches>,
+    token: Token,
+    /// Held while a token that was rejected is replaced.
+    login: Mutex<()>,
 }
 
 #[derive(Clone, Debug)]
@@ -99,10 +104,13 @@ impl Client {
     /// Begins to connect.
     pub(crate) fn start(config: Arc<EtcdConfig>, clock: Arc<dyn Clock>) -> Self {
         let shared = Arc::new(Shared {
+            config: Arc::clone(&config),
             clock,
             state: watch::Sender::new(State::Connecting),
-            pulse: Pulse::default(),
+            pulse: Arc::default(),
             watches: Arc::default(),
+            token: Token::default(),
+            login: Mutex::new(()),
         });
         let (runtime, root) = (Handle::current(), config.keys().root());
         runtime.spawn(Supervisor::new(config, Arc::clone(&shared)).run());
@@ -122,9 +130,9 @@ impl Client {
         &self.shared.clock
     }
 
-    /// A lease of this length is in use.
-    pub(crate) fn hurry(&self, lease: Duration) {
-        self.shared.pulse.hurry(lease);
+    /// Counts a lease of this length as in use, until the result is dropped.
+    pub(crate) fn use_lease(&self, lease: Duration) -> LeaseInUse {
+        self.shared.pulse.use_lease(lease)
     }
 
     /// Carries this out in the background, also from outside a runtime.
@@ -247,20 +255,16 @@ impl Client {
         Q: prost::Message + Clone + 'static,
         A: prost::Message + Default + 'static,
     {
-        for _ in 1..LOGINS {
-            let answer = self.call_once(path, question.clone()).await;
-            if !answer.as_ref().is_err_and(Failure::is_logged_out) {
-                return answer;
-            }
+        let (number, line) = self.line().await?;
+        let token = line.token();
+        self.shared.pulse.asked(self.now());
+        let answer = line.unary(path, question.clone()).await;
+        if !answer.as_ref().is_err_and(Failure::is_logged_out) {
+            return self.heard(number, answer);
         }
-        self.call_once(path, question).await
-    }
-
-    async fn call_once<Q, A>(&self, path: &'static str, question: Q) -> Result<A, Failure>
-    where
-        Q: prost::Message + 'static,
-        A: prost::Message + Default + 'static,
-    {
+        // In a task: a login takes long, and one that is cancelled with each caller would never end.
+        let shared = Arc::clone(&self.shared);
+        let _ = self.runtime.spawn(async move { shared.log_in_again(number, line, token).await }).await;
         let (number, line) = self.line().await?;
         self.shared.pulse.asked(self.now());
         self.heard(number, line.unary(path, question).await)
@@ -306,9 +310,30 @@ impl Shared {
         });
     }
 
+    /// Logs in again on the same connection after the server rejected this token: other calls under way go on.
+    ///
+    /// Gives the connection up if that fails; connecting anew shows what is wrong.
+    async fn log_in_again(&self, number: u64, line: Line, rejected: Option<AsciiMetadataValue>) {
+        self.pulse.heard(self.clock.now());
+        let _one = self.login.lock().await;
+        if line.token() != rejected {
+            // Another call has logged in meanwhile.
+            return;
+        }
+        self.pulse.asked(self.clock.now());
+        let outcome = line.log_in(&self.config).await;
+        if outcome.is_ok() && line.token() != rejected {
+            self.pulse.heard(self.clock.now());
+            self.watches.reopen(number);
+        } else {
+            tracing::debug!(?outcome, "the login is not renewed");
+            self.broken(number);
+        }
+    }
+
     /// Hears what the server says of watches, for as long as the connection lasts.
     fn listen(self: &Arc<Self>, runtime: &Handle, opened: Opened) {
-        let Opened { on, mut asked } = opened;
+        let Opened { on, number: stream, mut asked } = opened;
         let State::Ready { number, line } = self.state.borrow().clone() else { return };
         if number != on {
             // Of a connection that is gone: whoever watched is woken since.
@@ -327,8 +352,10 @@ impl Shared {
                 },
                 Err(failure) => Err(failure),
             };
-            tracing::debug!(?ended, "the stream of watches ended");
-            this.broken(number);
+            if this.watches.is_open(stream) {
+                tracing::debug!(?ended, "the stream of watches ended");
+                this.broken(number);
+            }
         });
     }
 }

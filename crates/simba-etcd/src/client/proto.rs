@@ -66,6 +66,9 @@ pub(crate) struct RangeResponse {
     pub(crate) header: Option<Header>,
     #[prost(message, repeated, tag = "2")]
     pub(crate) kvs: Vec<KeyValue>,
+    /// The limit of the request left some out.
+    #[prost(bool, tag = "3")]
+    pub(crate) more: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]

@@ -1,6 +1,7 @@
 //! Whether the server still answers.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use simba_core::Moment;
@@ -20,25 +21,47 @@ pub(super) struct Pulse {
 struct Inner {
     unanswered: Option<Moment>,
     heard: Moment,
-    limit: Duration,
+    /// The lengths of the leases in use, each with the number of its users.
+    leases: BTreeMap<Duration, usize>,
+}
+
+/// Counts as one user of a lease until it is dropped.
+#[derive(Debug)]
+pub(crate) struct LeaseInUse {
+    pulse: Arc<Pulse>,
+    lease: Duration,
+}
+
+impl Drop for LeaseInUse {
+    fn drop(&mut self) {
+        let mut inner = self.pulse.inner();
+        if let Some(users) = inner.leases.get_mut(&self.lease) {
+            *users -= 1;
+            if *users == 0 {
+                inner.leases.remove(&self.lease);
+            }
+        }
+    }
 }
 
 impl Default for Pulse {
     fn default() -> Self {
-        Self { inner: Mutex::new(Inner { unanswered: None, heard: Moment::ZERO, limit: LONGEST }) }
+        let inner = Inner { unanswered: None, heard: Moment::ZERO, leases: BTreeMap::new() };
+        Self { inner: Mutex::new(inner) }
     }
 }
 
 impl Pulse {
-    /// A holder with a lease of this length has no time for a server that is silent for long.
-    pub(super) fn hurry(&self, lease: Duration) {
-        let mut inner = self.inner();
-        inner.limit = inner.limit.min((lease / 5).max(SHORTEST));
+    /// Lets the server be silent for a fifth of this lease at most, for as long as the lease is in use.
+    pub(super) fn use_lease(self: &Arc<Self>, lease: Duration) -> LeaseInUse {
+        *self.inner().leases.entry(lease).or_default() += 1;
+        LeaseInUse { pulse: Arc::clone(self), lease }
     }
 
-    /// How long the server may be silent.
+    /// Returns how long the server may be silent: the shortest lease in use decides.
     pub(super) fn limit(&self) -> Duration {
-        self.inner().limit
+        let shortest = self.inner().leases.keys().next().copied();
+        shortest.map_or(LONGEST, |lease| (lease / 5).clamp(SHORTEST, LONGEST))
     }
 
     pub(super) fn asked(&self, now: Moment) {
@@ -87,13 +110,17 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_lease_counts() {
-        let pulse = Pulse::default();
+    fn the_shortest_lease_in_use_decides() {
+        let pulse = Arc::new(Pulse::default());
         assert_eq!(pulse.limit(), LONGEST);
-        pulse.hurry(Duration::from_secs(2));
-        pulse.hurry(Duration::from_secs(60));
-        assert_eq!(pulse.limit(), Duration::from_millis(400));
-        pulse.hurry(Duration::from_millis(10));
+        let two = [pulse.use_lease(Duration::from_secs(2)), pulse.use_lease(Duration::from_secs(2))];
+        let _long = pulse.use_lease(Duration::from_secs(60));
+        let [first, second] = two;
+        drop(first);
+        assert_eq!(pulse.limit(), Duration::from_millis(400), "one user is left");
+        let tiny = pulse.use_lease(Duration::from_millis(10));
         assert_eq!(pulse.limit(), SHORTEST);
+        drop((tiny, second));
+        assert_eq!(pulse.limit(), LONGEST, "leases that are not in use any more do not count");
     }
 }

@@ -7,7 +7,6 @@ use simba_core::{Clock, Error, within};
 use simba_net::Backoff;
 use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
-use tonic::metadata::AsciiMetadataValue;
 
 use super::channel::{Driver, Line};
 use super::{Shared, State};
@@ -35,8 +34,6 @@ pub(super) struct Supervisor {
     order: Vec<usize>,
     number: u64,
     backoff: Backoff,
-    /// What the last login gave.
-    token: Option<AsciiMetadataValue>,
 }
 
 impl Supervisor {
@@ -44,7 +41,7 @@ impl Supervisor {
         let mut order: Vec<usize> = (0..config.places.len()).collect();
         fastrand::shuffle(&mut order);
         let backoff = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
-        Self { config, shared, next: 0, order, number: 0, backoff, token: None }
+        Self { config, shared, next: 0, order, number: 0, backoff }
     }
 
     pub(super) async fn run(mut self) {
@@ -97,11 +94,9 @@ impl Supervisor {
         self.next += 1;
         let limit = (self.shared.pulse.limit() * 2).clamp(MIN_DIAL, MAX_DIAL);
         let clock = &self.shared.clock;
-        let opening = Line::open(&self.config, place, limit, clock, self.token.clone());
+        let opening = Line::open(&self.config, place, limit, clock, self.shared.token.clone());
         let opened = within(&**clock, limit, opening).await;
-        let (line, driver) = opened.unwrap_or_else(|| Err(silent(place, limit)))?;
-        self.token = line.token();
-        Ok((line, driver))
+        opened.unwrap_or_else(|| Err(silent(place, limit)))
     }
 
     /// No member is of use: tells everybody who waits, and waits a little.
@@ -132,7 +127,7 @@ impl Supervisor {
         tokio::select! {
             _ = &mut driver => tracing::debug!("the connection ended"),
             () = broken => {}
-            () = silence(&self.config, &self.shared, &line) => tracing::debug!("the server is silent"),
+            () = silence(&self.config, &self.shared, self.number, &line) => tracing::debug!("the server is silent"),
         }
         self.change(State::Connecting);
     }
@@ -153,7 +148,7 @@ impl Supervisor {
 ///
 /// Whoever asked may have lost interest, and hears no answer then: before it is too long, the server is asked again.
 /// It is asked now and then, too, if somebody only waits to be told: a connection that is half open says nothing either.
-async fn silence(config: &EtcdConfig, shared: &Arc<Shared>, line: &Line) {
+async fn silence(config: &EtcdConfig, shared: &Arc<Shared>, number: u64, line: &Line) {
     let clock: &dyn Clock = &*shared.clock;
     loop {
         let limit = shared.pulse.limit();
@@ -167,8 +162,11 @@ async fn silence(config: &EtcdConfig, shared: &Arc<Shared>, line: &Line) {
             shared.pulse.asked(clock.now());
             let (shared, line, look) = (Arc::clone(shared), line.clone(), Line::look(config));
             Handle::current().spawn(async move {
-                if line.look_at(look).await.is_ok() {
-                    shared.pulse.heard(shared.clock.now());
+                let token = line.token();
+                match line.look_at(look).await {
+                    Ok(()) => shared.pulse.heard(shared.clock.now()),
+                    Err(failure) if failure.is_logged_out() => shared.log_in_again(number, line, token).await,
+                    Err(_) => {}
                 }
             });
         }

@@ -21,17 +21,17 @@ pub(crate) struct Sight {
 
 impl Sight {
     /// That this key is deleted.
-    pub(crate) fn end_of(key: &str, from: i64) -> Self {
+    pub(crate) fn end_of(key: &[u8], from: i64) -> Self {
         Self::new(key, Vec::new(), from, NO_PUT)
     }
 
     /// That a key with this prefix is made.
     pub(crate) fn arrival(prefix: &str, end: Vec<u8>, from: i64) -> Self {
-        Self::new(prefix, end, from, NO_DELETE)
+        Self::new(prefix.as_bytes(), end, from, NO_DELETE)
     }
 
-    fn new(key: &str, range_end: Vec<u8>, from: i64, filter: i32) -> Self {
-        let key = key.as_bytes().to_vec();
+    fn new(key: &[u8], range_end: Vec<u8>, from: i64, filter: i32) -> Self {
+        let key = key.to_vec();
         let request =
             WatchCreateRequest { key, range_end, start_revision: from, filters: vec![filter], watch_id: 0 };
         Self { request }
@@ -104,6 +104,8 @@ struct Inner {
     waking: Vec<Arc<Bell>>,
     step: usize,
     count: i64,
+    /// How many streams were opened so far.
+    streams: u64,
     stream: Stream,
 }
 
@@ -114,13 +116,20 @@ enum Stream {
     Disconnected,
     /// Nobody watches anything yet on the connection of this number.
     Unused(u64),
-    Open(Requests),
+    Open {
+        on: u64,
+        /// Its number among all streams.
+        number: u64,
+        requests: Requests,
+    },
 }
 
 /// What the server is to be asked by, on the connection of this number.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) on: u64,
+    /// Its number among all streams.
+    pub(super) number: u64,
     pub(super) asked: mpsc::UnboundedReceiver<WatchRequest>,
 }
 
@@ -146,7 +155,7 @@ impl Watches {
 
     /// Watches nothing but the connection: rings after the next reconnect.
     pub(super) fn add_idle(self: &Arc<Self>) -> Watch {
-        let nothing = Sight::end_of("", 0);
+        let nothing = Sight::end_of(b"", 0);
         self.register(&mut self.inner(), nothing, true).0
     }
 
@@ -197,15 +206,22 @@ impl Watches {
 
     /// There is a connection, and with it another stream: anything may have been missed.
     pub(super) fn connected(&self, number: u64) {
+        self.inner().begin(number);
+    }
+
+    /// Ends the stream of this connection, so that the next watch opens another one, and wakes everybody who watches.
+    ///
+    /// Servers check each new watch by the login that its stream was opened with.
+    pub(super) fn reopen(&self, number: u64) {
         let mut inner = self.inner();
-        inner.stream = Stream::Unused(number);
-        inner.later.clear();
-        let (later, now): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut inner.bells).into_values().partition(|bell| bell.has_time);
-        now.iter().for_each(|bell| bell.ring());
-        inner.waking.extend(later);
-        inner.step = inner.waking.len().div_ceil(STEPS);
-        inner.wake_some();
+        if matches!(inner.stream, Stream::Unused(on) | Stream::Open { on, .. } if on == number) {
+            inner.begin(number);
+        }
+    }
+
+    /// Returns whether this stream is in use: not replaced by another, nor by another connection.
+    pub(super) fn is_open(&self, stream: u64) -> bool {
+        matches!(self.inner().stream, Stream::Open { number, .. } if number == stream)
     }
 
     /// Whether somebody waits for something.
@@ -230,6 +246,18 @@ impl Watches {
 }
 
 impl Inner {
+    /// Begins with a new stream on this connection.
+    fn begin(&mut self, connection: u64) {
+        self.stream = Stream::Unused(connection);
+        self.later.clear();
+        let (later, now): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.bells).into_values().partition(|bell| bell.has_time);
+        now.iter().for_each(|bell| bell.ring());
+        self.waking.extend(later);
+        self.step = self.waking.len().div_ceil(STEPS);
+        self.wake_some();
+    }
+
     fn wake_some(&mut self) {
         let left = self.waking.len().saturating_sub(self.step);
         self.waking.drain(left..).for_each(|bell| bell.ring());
@@ -239,15 +267,17 @@ impl Inner {
         let request = WatchRequest { request: Some(request) };
         match &self.stream {
             Stream::Disconnected => None,
-            Stream::Open(requests) => {
+            Stream::Open { requests, .. } => {
                 let _ = requests.send(request);
                 None
             }
             &Stream::Unused(on) => {
                 let (requests, asked) = mpsc::unbounded_channel();
                 let _ = requests.send(request);
-                self.stream = Stream::Open(requests);
-                Some(Opened { on, asked })
+                self.streams += 1;
+                let number = self.streams;
+                self.stream = Stream::Open { on, number, requests };
+                Some(Opened { on, number, asked })
             }
         }
     }
@@ -257,7 +287,7 @@ impl Inner {
         let asked = self.later.iter().position(|request| request.watch_id == watch_id);
         match asked {
             Some(at) => drop(self.later.swap_remove(at)),
-            None if matches!(self.stream, Stream::Open(_)) => {
+            None if matches!(self.stream, Stream::Open { .. }) => {
                 self.send(Watching::Cancel(WatchCancelRequest { watch_id }));
             }
             None => {}
@@ -273,7 +303,7 @@ mod tests {
     use super::*;
 
     fn sight() -> Sight {
-        Sight::end_of("simba/orders/1-a", 8)
+        Sight::end_of(b"simba/orders/1-a", 8)
     }
 
     fn happened(watch: &Watch) -> WatchResponse {
@@ -319,6 +349,21 @@ mod tests {
         watches.connected(1);
         assert!(is_rung(&before) && is_rung(&meanwhile) && is_rung(&later));
         assert!(watches.hurry().is_none());
+    }
+
+    #[test]
+    fn a_reopened_stream_wakes_everybody_and_an_old_connection_reopens_nothing() {
+        let watches = Arc::new(Watches::default());
+        watches.connected(2);
+        let (before, opened) = watches.add(sight(), false);
+        let first = opened.expect("a stream").number;
+        watches.reopen(1);
+        assert!(!is_rung(&before) && watches.is_open(first), "of a connection that is gone");
+        watches.reopen(2);
+        assert!(is_rung(&before) && !watches.is_open(first));
+        let (_after, opened) = watches.add(sight(), false);
+        let second = opened.expect("another stream");
+        assert!(second.on == 2 && watches.is_open(second.number) && !watches.is_open(first));
     }
 
     #[test]
