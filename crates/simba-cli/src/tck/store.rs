@@ -2,9 +2,8 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
-use std::time::Duration;
 
-use simba_mutex::{ConnectUrl, Host, Lease, Result, SystemClock, backend};
+use simba_mutex::{ConnectUrl, Host, Result, SystemClock, backend};
 use simba_tck::{Connection, FaultProxy, FaultyBackend, Fixture, Profile, Switch, async_trait};
 
 /// The store under test.
