@@ -78,7 +78,8 @@ impl Player {
     }
 
     fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
+        let kill = format!("kill -s {name} {}", self.child.id());
+        let sent = Command::new("sh").args(["-c", &kill]).status().unwrap();
         assert!(sent.success(), "the process is there");
     }
 
