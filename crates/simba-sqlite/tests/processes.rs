@@ -111,10 +111,11 @@ async fn waiter_killed_after_its_wake_up_is_found_by_the_next() {
         until_waiting(&simba, 1).await;
         let waiting = wait_for(&other);
         until_waiting(&simba, 2).await;
-        first.signal("STOP");
+        first.stop(store.path());
         guard.release().await.unwrap();
         sleep(Duration::from_secs(1)).await;
-        assert!(!waiting.is_finished(), "a stopped waiter keeps its turn");
+        let record = simba.operate().unwrap().read(&"orders".parse().unwrap()).await.unwrap();
+        assert_eq!((record.owner, record.waiters), (None, Some(2)), "a stopped waiter keeps its turn");
         first.kill();
         let killed = Instant::now();
         let next = timeout(SOON, waiting).await.expect("the next waiter finds it").unwrap().unwrap();

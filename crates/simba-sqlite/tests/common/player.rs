@@ -60,10 +60,35 @@ impl Player {
         self.stdin.write_all(b"go on\n").unwrap();
     }
 
-    /// Sends the signal of this name to the process.
-    pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
+    /// Stops the process where it has no transaction on this file, which would lock everybody out.
+    pub fn stop(&self, path: &Path) {
+        let other = rusqlite::Connection::open(path).unwrap();
+        other.busy_timeout(Duration::from_millis(100)).unwrap();
+        loop {
+            self.signal("STOP");
+            // On a busy machine its threads run on for a while.
+            while !self.has_stopped() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            if other.execute_batch("BEGIN IMMEDIATE; ROLLBACK").is_ok() {
+                return;
+            }
+            self.signal("CONT");
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -s {name} {}", self.child.id());
+        let sent = Command::new("sh").args(["-c", &kill]).status().unwrap();
         assert!(sent.success(), "the process is there");
+    }
+
+    fn has_stopped(&self) -> bool {
+        let mut tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        tasks.all(|task| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" T"))
+        })
     }
 
     pub fn kill(&mut self) {
