@@ -259,33 +259,41 @@ impl<'a> Recorded<'a> {
 }
 
 /// The handle sends no call for the stuck row for ten times as long as one waited for it. Without that, the calls for
-/// it would keep the connection busy all the time, and leases of six seconds would be lost too.
+/// it would keep the connection busy all the time.
 #[tokio::test(flavor = "multi_thread")]
 async fn row_37_a_stuck_transaction_costs_its_own_mutex_only() {
     let store = Store::shared();
     let lease = Lease::new(Duration::from_secs(3), Duration::from_secs(3)).unwrap();
-    let simba = Simba::builder(Arc::new(store.backend().await) as Arc<dyn Backend>).lease(lease).build();
     let stuck = name("row-37-stuck");
+    let backend = store.clone().with_keys(&format!("application_name={stuck}")).backend().await;
+    let simba = Simba::builder(Arc::new(backend) as Arc<dyn Backend>).lease(lease).build();
     let leaders: Vec<_> = (0..50).map(|n| contend(&simba, &name(&format!("row-37-{n}")))).collect();
     let mut leaders = Recorded::of(&leaders).await;
     let holder = contend(&simba, &stuck);
     let lost = leads(&holder).await;
-    // Waiters for the stuck one on the same connection hold nobody up either.
-    let waiting: Vec<_> = (0..50).map(|_| contend(&simba, &stuck)).collect();
     let mut admin = store.admin().await;
     let frozen = freeze(&mut admin, &stuck).await;
+    // Each of them needs the row to join the queue. On the same connection they hold nobody up either.
+    let waiting: Vec<_> = (0..50).map(|_| contend(&simba, &stuck)).collect();
     let begun = tokio::time::Instant::now();
     let locked = |contention: &Contention| {
         contention.last_error().is_some_and(|error| error.to_string().contains("locked"))
     };
-    let mut told = false;
+    let waits =
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'";
+    let watcher = store.admin().await;
+    let (mut told, mut looks, mut waited) = (false, 0, 0);
     while begun.elapsed() < lease.total() * 3 / 2 || lost.loss().is_none() {
         leaders.check();
+        looks += 1;
+        waited += watcher.query_one(waits, &[&stuck.as_str()]).await.unwrap().get::<_, i64>(0);
         told |= locked(&holder) || waiting.iter().any(locked);
         assert!(begun.elapsed() < lease.total() * 4, "the mutex of the frozen row is lost");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(told, "the error says that the row is locked");
+    // A fifth of the time on an idle machine.
+    assert!(waited * 2 < looks, "broken: the connection waits for the row in {waited} of {looks} looks");
     frozen.rollback().await.unwrap();
     let leads_again = || holder.is_owner() || waiting.iter().any(Contention::is_owner);
     until("the stuck mutex is led again", leads_again).await;
