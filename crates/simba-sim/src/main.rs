@@ -2,6 +2,8 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+use std::cell::Cell;
+use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -13,6 +15,7 @@ use simba_sim::{Outcome, Plan, Scale, run};
 const ENOUGH: usize = 5;
 
 fn main() -> ExitCode {
+    mark_panics();
     if let Ok(seed) = std::env::var("SIMBA_SEED") {
         return replay(&seed);
     }
@@ -47,7 +50,7 @@ fn replay(seed: &str) -> ExitCode {
     };
     let outcome = run(Plan::new(seed, Scale::default()));
     println!("{}", outcome.timeline());
-    ExitCode::from(u8::from(!outcome.violations.is_empty()))
+    ExitCode::from(u8::from(!outcome.violations.is_empty() || PANICKED.get()))
 }
 
 fn sweep(from: u64, seeds: u64) -> ExitCode {
@@ -55,36 +58,79 @@ fn sweep(from: u64, seeds: u64) -> ExitCode {
     let next = AtomicU64::new(from);
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let work = || worker(&next, from + seeds);
-    let (mut broken, mut tenures) = (Vec::new(), 0);
-    thread::scope(|scope| {
+    let mut found = Found::default();
+    let died = thread::scope(|scope| {
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        for (found, count) in workers.into_iter().filter_map(|worker| worker.join().ok()) {
-            broken.extend(found);
-            tenures += count;
-        }
+        let ended: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        let count = ended.iter().filter(|ended| ended.is_err()).count();
+        ended.into_iter().flatten().for_each(|part| found.add(part));
+        count
     });
+    let Found { mut broken, panicked, tenures } = found;
     let ran = next.load(Ordering::Relaxed).min(from + seeds) - from;
     println!("{ran} seeds, {tenures} tenures, {:.1} s", begin.elapsed().as_secs_f64());
     broken.sort_by_key(|outcome: &Outcome| outcome.plan.seed);
-    let Some(first) = broken.first() else { return ExitCode::SUCCESS };
-    println!("{}", first.timeline());
+    if let Some(first) = broken.first() {
+        println!("{}", first.timeline());
+    }
     for outcome in &broken {
         println!("SIMBA_SEED={} breaks: {}", outcome.plan.seed, outcome.violations[0]);
     }
-    ExitCode::FAILURE
+    for seed in &panicked {
+        println!("SIMBA_SEED={seed} panicked");
+    }
+    if died > 0 {
+        println!("{died} of {workers} workers died, and what they had found with them");
+    }
+    ExitCode::from(u8::from(!broken.is_empty() || !panicked.is_empty() || died > 0))
 }
 
-fn worker(next: &AtomicU64, end: u64) -> (Vec<Outcome>, usize) {
-    let (mut broken, mut tenures) = (Vec::new(), 0);
+/// What a worker found.
+#[derive(Default)]
+struct Found {
+    broken: Vec<Outcome>,
+    panicked: Vec<u64>,
+    tenures: usize,
+}
+
+impl Found {
+    fn add(&mut self, other: Self) {
+        self.broken.extend(other.broken);
+        self.panicked.extend(other.panicked);
+        self.tenures += other.tenures;
+    }
+}
+
+thread_local! {
+    /// Whether any task on this thread panicked, also one whose panic nobody sees: a runtime catches those of its tasks.
+    static PANICKED: Cell<bool> = const { Cell::new(false) };
+}
+
+fn worker(next: &AtomicU64, end: u64) -> Found {
+    let mut found = Found::default();
     loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
-        if seed >= end || broken.len() >= ENOUGH {
-            return (broken, tenures);
+        if seed >= end || found.broken.len() + found.panicked.len() >= ENOUGH {
+            return found;
         }
-        let outcome = run(Plan::new(seed, Scale::default()));
-        tenures += outcome.tenures;
-        if !outcome.violations.is_empty() {
-            broken.push(outcome);
+        let outcome = catch_unwind(|| run(Plan::new(seed, Scale::default())));
+        if PANICKED.replace(false) {
+            found.panicked.push(seed);
+        }
+        if let Ok(outcome) = outcome {
+            found.tenures += outcome.tenures;
+            if !outcome.violations.is_empty() {
+                found.broken.push(outcome);
+            }
         }
     }
+}
+
+/// Marks the thread of every panic.
+fn mark_panics() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        PANICKED.set(true);
+        default(panic);
+    }));
 }

@@ -23,11 +23,10 @@ pub trait Fixture: Send + Sync + 'static {
     /// be broken.
     async fn connect(&self) -> Connection;
 
-    /// The lease that the cases hold mutexes by; default 800 ms + 600 ms.
+    /// Returns the lease that the cases hold mutexes by; default 2 s + 3 s.
     ///
-    /// Short, since many cases wait for its end, and long enough for four calls within its transition and for a
-    /// virtual machine that stands still for half a second. A store with slower leases, such as one with sessions,
-    /// overrides it.
+    /// Short, since many cases wait for its end, and long enough that a machine which stands still for two seconds
+    /// loses nothing. A store with slower leases, such as one with sessions, overrides it.
     fn lease(&self) -> Lease {
         usual_lease()
     }
@@ -68,5 +67,5 @@ impl fmt::Debug for Connection {
 
 /// The lease of a fixture that asks for none of its own.
 pub(crate) fn usual_lease() -> Lease {
-    Lease::new(Duration::from_millis(800), Duration::from_millis(600)).expect("the default is in order")
+    Lease::new(Duration::from_secs(2), Duration::from_secs(3)).expect("the default is in order")
 }

@@ -76,10 +76,12 @@
 //!   [`Switch`].
 //! - [`SkewedClock`] runs too fast or too slow, jumps and stands still.
 //! - [`StolenTime`] tells how much of the machine its host took, for a limit that is to judge the store alone.
+//! - [`explain_failures`] makes a failing test print the engine's log and the load of the machine.
 //! - [`History`] writes down what happened, checks it against every [`Rule`], and shows it as a timeline.
 
 pub mod cases;
 pub mod clock;
+mod diagnosis;
 pub mod faulty;
 mod fixture;
 mod held;
@@ -95,6 +97,7 @@ mod suite;
 mod world;
 
 pub use clock::SkewedClock;
+pub use diagnosis::explain_failures;
 pub use faulty::{Call, FaultyBackend, Leg, Passage, Switch, Weather};
 pub use fixture::{Connection, Fixture};
 pub use held::{Held, Trap};

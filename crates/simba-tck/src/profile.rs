@@ -1,5 +1,7 @@
 //! What a store can and cannot do.
 
+use std::time::Duration;
+
 /// What the store under test can do. What it cannot do gates a case: the case then prints `skipped:
 /// <reason>`.
 ///
@@ -33,6 +35,9 @@ pub struct Profile {
     pub survives_restart: bool,
     /// Others than the holder can see its token.
     pub token_visible_to_observers: bool,
+    /// How long a waiter whose process was killed keeps a free mutex from the next one; `None`: until its session or
+    /// its entry in the queue ends. Default: one second.
+    pub dead_waiter: Option<Duration>,
 }
 
 impl Default for Profile {
@@ -44,6 +49,7 @@ impl Default for Profile {
             keeps_token_on_resume: false,
             survives_restart: true,
             token_visible_to_observers: true,
+            dead_waiter: Some(Duration::from_secs(1)),
         }
     }
 }
@@ -77,5 +83,10 @@ impl Profile {
     /// Whether others [see the token](Self::token_visible_to_observers).
     pub const fn with_token_visible_to_observers(self, token_visible_to_observers: bool) -> Self {
         Self { token_visible_to_observers, ..self }
+    }
+
+    /// How long a [dead waiter](Self::dead_waiter) keeps others out.
+    pub const fn with_dead_waiter(self, dead_waiter: Option<Duration>) -> Self {
+        Self { dead_waiter, ..self }
     }
 }

@@ -99,6 +99,7 @@ pub fn run<F: Fixture>(fixture: impl FnOnce() -> F, case: Case) {
 /// As [`run`], with another limit.
 #[doc(hidden)]
 pub fn run_within<F: Fixture>(limit: Duration, fixture: impl FnOnce() -> F, case: Case) {
+    crate::explain_failures();
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.unwrap_or_else(|error| panic!("the system gives no runtime: {error}"));
     let ended = runtime.block_on(async {

@@ -14,13 +14,14 @@ use simba_core::{
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-use crate::{Fixture, Network, StolenTime};
+use crate::{Fixture, Network};
 
 /// How long anything may take that takes no time: far more than a noisy machine needs, and far less than the
 /// [`long`] lease, so that no lease that ends by itself can explain it.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
-/// How late a signal of the engine may come on a noisy machine.
-pub(crate) const SLACK: Duration = Duration::from_millis(250);
+/// How long the machine may stand still without failing a case. Leases leave more time than this between a renewal
+/// and its deadline, and a signal of the engine may come this late.
+pub(crate) const STANDSTILL: Duration = Duration::from_secs(2);
 /// How often a state that gives no signal is looked at.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -47,18 +48,6 @@ pub(crate) async fn sleep_until(at: Moment) {
     SystemClock.sleep_until(at).await;
 }
 
-/// Sleeps, and tells for how long the machine stood still at a stretch meanwhile.
-pub(crate) async fn sleep_and_watch(until: Moment) -> Duration {
-    const STEP: Duration = Duration::from_millis(20);
-    let mut longest = Duration::ZERO;
-    while now() < until {
-        let (due, stolen) = ((now() + STEP).min(until), StolenTime::mark());
-        sleep_until(due).await;
-        longest = longest.max((now() - due).min(stolen.so_far()));
-    }
-    longest
-}
-
 /// How long a lease may take to run out and be noticed.
 pub(crate) fn patience(fixture: &dyn Fixture) -> Duration {
     fixture.lease().total() * 2 + SOON
@@ -68,12 +57,6 @@ pub(crate) fn patience(fixture: &dyn Fixture) -> Duration {
 #[allow(clippy::print_stdout)]
 pub(crate) fn skip(reason: &str) {
     println!("skipped: {reason}");
-}
-
-/// Tells that a round is made again, since the machine stood still for so long in it.
-#[allow(clippy::print_stdout)]
-pub(crate) fn void(standstill: Duration) {
-    println!("void: the host let the machine stand still for {standstill:?}");
 }
 
 /// Waits for what must come, and says which promise is broken if it does not.

@@ -83,7 +83,7 @@ impl Fixture for Etcd {
     }
 
     fn profile(&self) -> Profile {
-        Profile::default().with_keeps_token_on_resume(true)
+        Profile::default().with_keeps_token_on_resume(true).with_dead_waiter(None)
     }
 }
 

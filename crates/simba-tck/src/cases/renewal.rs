@@ -6,7 +6,7 @@ use simba_core::{Contender, MutexState, Tenure};
 use tokio::sync::mpsc;
 
 use crate::Fixture;
-use crate::world::{Peer, kept, lock, name, now, release, soon, until};
+use crate::world::{Peer, kept, lock, name, now, patience, release, soon, until, within};
 
 /// A holder keeps the mutex far beyond one lease, under one token, and nobody else gets it meanwhile.
 pub async fn a_holder_outlives_its_lease(fixture: &dyn Fixture) {
@@ -41,7 +41,7 @@ pub async fn a_busy_callback_delays_no_renewal(fixture: &dyn Fixture) {
     let busy = Busy { pause: fixture.lease().total() * 2, done };
     let contention = peer.simba.contend(name()).with_contender(busy);
     contention.start().unwrap();
-    let held = soon("a callback runs to its end", held.recv()).await;
+    let held = within(patience(fixture), "a callback runs to its end", held.recv()).await;
     assert_eq!(held, Some(true), "broken: renewals go on while a callback is busy");
     kept("a contention stops", soon("a contention stops", contention.stop()).await);
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::{Contention, Lease, MutexName, Simba, Tenure};
+use simba_core::{Contention, FencingToken, Lease, MutexName, Simba, Tenure};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -29,9 +29,9 @@ pub(super) struct Orders {
 
 impl Orders {
     pub(super) fn to_line(&self) -> String {
-        let ms = |time: Duration| time.as_millis();
-        let (ttl, transition) = (ms(self.lease.ttl()), ms(self.lease.transition()));
-        format!("{}\n{}\n{}\n{ttl}\n{transition}", self.address, self.mutex, self.dir)
+        let times = [self.lease.ttl(), self.lease.transition(), self.lease.poll()];
+        let [ttl, transition, poll] = times.map(|time| time.as_millis());
+        format!("{}\n{}\n{}\n{ttl}\n{transition}\n{poll}", self.address, self.mutex, self.dir)
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -42,7 +42,9 @@ impl Orders {
             address: address.to_owned(),
             mutex: MutexName::new(mutex).ok()?,
             dir: dir.to_owned(),
-            lease: Lease::new(time()?, time()?).ok()?,
+            lease: Lease::new(time()?, time()?)
+                .and_then(|lease| lease.with_poll(time().unwrap_or_default()))
+                .ok()?,
         })
     }
 }
@@ -65,6 +67,7 @@ pub fn contest<F: Shared>() {
         let ledger = Arc::new(Ledger::new(Path::new(&orders.dir)));
         let mut told = signal(SignalKind::terminate()).unwrap();
         contention.start().unwrap();
+        tokio::spawn(report_waiting(Arc::clone(&contention), Arc::clone(&ledger)));
         let leading = tokio::spawn(lead(Arc::clone(&contention), ledger));
         told.recv().await;
         contention.stop().await.expect("broken: a graceful stop ends");
@@ -72,6 +75,16 @@ pub fn contest<F: Shared>() {
         simba.shutdown().await;
     });
     runtime.shutdown_background();
+}
+
+/// Writes down, once, that another holds: from there on the contestant is queued.
+async fn report_waiting(contention: Arc<Contention>, ledger: Arc<Ledger>) {
+    while contention.owner().id.is_none() {
+        tokio::time::sleep(BEAT).await;
+    }
+    if !contention.is_owner() {
+        ledger.note(Note::Waits, FencingToken::new(0)).unwrap();
+    }
 }
 
 /// Works whenever it leads.

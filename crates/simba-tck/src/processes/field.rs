@@ -31,16 +31,24 @@ pub(super) struct Field<F: Shared> {
 impl<F: Shared> Field<F> {
     /// Starts that many contestants, each a process that enters by the test of that path.
     pub(super) fn start(path: &'static str, many: usize) -> Self {
+        let store = Self::store();
+        let lease = crate::rows::lease(&store);
+        Self::start_on(store, path, many, lease)
+    }
+
+    /// Starts the store alone.
+    pub(super) fn store() -> F {
+        crate::explain_failures();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         // A fixture may start tasks; this one only needs to exist.
-        let store = runtime.block_on(async { F::start() });
+        runtime.block_on(async { F::start() })
+    }
+
+    /// Starts contestants on this store, with this lease.
+    pub(super) fn start_on(store: F, path: &'static str, many: usize, lease: Lease) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let orders = Orders {
-            address: store.address(),
-            mutex: name(),
-            dir: dir.path().display().to_string(),
-            lease: crate::rows::lease(&store),
-        };
+        let orders =
+            Orders { address: store.address(), mutex: name(), dir: dir.path().display().to_string(), lease };
         // A test is known by its path within its program.
         let door = path.split_once("::").map_or(path, |(_, door)| door);
         let ledger = Ledger::new(dir.path());
@@ -53,16 +61,28 @@ impl<F: Shared> Field<F> {
             _store: store,
             _dir: dir,
         };
-        (0..many).for_each(|_| field.join());
+        for _ in 0..many {
+            field.join();
+        }
         field
     }
 
-    /// One more contestant.
-    pub(super) fn join(&mut self) {
+    /// Starts one more contestant and waits until it waits for the leader; its process.
+    pub(super) fn join_and_wait(&mut self) -> u32 {
+        let pid = self.join();
+        self.first("a contestant waits", |line| line.note == Note::Waits && line.pid == pid);
+        pid
+    }
+
+    /// Starts one more contestant; its process.
+    pub(super) fn join(&mut self) -> u32 {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", self.door, "--ignored", "--nocapture"]);
         command.env(ORDERS, self.orders.to_line()).stdin(Stdio::null()).stdout(Stdio::null());
-        self.contestants.push(command.spawn().unwrap());
+        let child = command.spawn().unwrap();
+        let pid = child.id();
+        self.contestants.push(child);
+        pid
     }
 
     pub(super) fn lease(&self) -> Lease {
@@ -136,8 +156,10 @@ impl<F: Shared> Field<F> {
         }
     }
 
-    /// Checks that nobody wrote under a token after a greater one was acquired.
-    pub(super) fn assert_no_overlap(&self) {
+    /// Checks that nobody wrote under a token after a greater one was acquired, and that nobody tried to. Only a
+    /// process that was stopped between the check of its tenure and its write may have tried: those with the tokens
+    /// in `stopped`.
+    pub(super) fn assert_no_overlap(&self, stopped: &[u64]) {
         let lines = self.lines();
         let mut greatest = 0;
         for line in lines.iter() {
@@ -149,7 +171,11 @@ impl<F: Shared> Field<F> {
                 Note::Wrote => {
                     assert!(line.token >= greatest, "broken: nobody works beside the next:\n{:#?}", &*lines);
                 }
-                Note::Refused | Note::Ended | Note::Lost => {}
+                Note::Refused => {
+                    let excused = stopped.contains(&line.token);
+                    assert!(excused, "broken: nobody tries to write beside the next:\n{:#?}", &*lines);
+                }
+                Note::Ended | Note::Lost | Note::Waits => {}
             }
         }
     }

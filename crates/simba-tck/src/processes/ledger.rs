@@ -21,14 +21,17 @@ pub(super) enum Note {
     Ended,
     /// It learnt that it has lost.
     Lost,
+    /// It waits for another that holds; under token 0.
+    Waits,
 }
 
-const NOTES: [(Note, &str); 5] = [
+const NOTES: [(Note, &str); 6] = [
     (Note::Acquired, "acquired"),
     (Note::Wrote, "wrote"),
     (Note::Refused, "refused"),
     (Note::Ended, "ended"),
     (Note::Lost, "lost"),
+    (Note::Waits, "waits"),
 ];
 
 /// A line of the log.

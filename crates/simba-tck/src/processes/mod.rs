@@ -17,6 +17,7 @@ pub use contestant::contest;
 pub use rows::{
     row_01_a_killed_leader_is_succeeded, row_02_a_stopped_leader_wakes_up_as_none,
     row_03_a_short_stop_costs_no_leader, row_06_a_leader_told_to_end_ends_its_work_first,
+    row_23_killed_waiters_keep_nobody_from_a_free_mutex,
 };
 
 use crate::Fixture;
@@ -50,6 +51,7 @@ macro_rules! processes {
             row_02_a_stopped_leader_wakes_up_as_none
             row_03_a_short_stop_costs_no_leader
             row_06_a_leader_told_to_end_ends_its_work_first
+            row_23_killed_waiters_keep_nobody_from_a_free_mutex
         );
     };
     (@each $fixture:ty; $($row:ident)*) => {
