@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use simba_core::{Clock, Error, Hub, MutexName, Result, within};
 use tokio::sync::{Notify, mpsc, watch};
@@ -157,6 +158,18 @@ impl Handle {
             Hints::Down => &self.channel,
             Hints::Up => &self.live_channel,
         }
+    }
+
+    /// Subscribes to wake-ups if this handle is not subscribed yet, and waits for it for at most `limit` and a second.
+    /// Returns whether nothing more is to be waited for: it is subscribed, or cannot be.
+    pub(crate) async fn subscribed(&self, limit: Duration) -> bool {
+        if *self.hints.borrow() != Hints::Down {
+            return true;
+        }
+        self.wanted.notify_one();
+        let mut hints = self.hints.subscribe();
+        let settled = hints.wait_for(|hints| *hints != Hints::Down);
+        within(&*self.clock, limit.min(Duration::from_secs(1)), settled).await.is_some()
     }
 
     /// Has a waiter poll within a second.

@@ -18,6 +18,9 @@ use crate::statements::Query;
 /// How often a mutex that was free a moment ago is tried within one call.
 const TRIES: u32 = 3;
 
+/// How long a new entry in the queue lasts of a handle whose subscription takes long: nothing shows yet that it lives.
+const PROVISIONAL: std::time::Duration = std::time::Duration::from_secs(2);
+
 /// A parameter that no token has.
 const NO_TOKEN: i64 = -1;
 
@@ -159,10 +162,14 @@ impl PostgresSession {
     /// Keeps our place in the queue, or takes a mutex that nobody ever used. Nothing if it is free: our turn
     /// may have come.
     async fn queue(&mut self) -> Result<Option<Answer>> {
+        // First, so that others see from the beginning whether this process lives.
+        let subscribed = self.handle.subscribed(self.claim.lease.ttl() / 6).await;
         let before = std::mem::replace(&mut self.queued, true);
         let (ttl, total) = self.terms();
         let (mutex, owner) = (self.claim.mutex.as_str(), self.claim.contender.as_str());
-        let (channel, entry) = (self.handle.calls(), self.entry().as_secs_f64());
+        // The poll that follows the subscription makes the entry last.
+        let entry = if subscribed || before { self.entry() } else { self.entry().min(PROVISIONAL) };
+        let (channel, entry) = (self.handle.calls(), entry.as_secs_f64());
         let params: [crate::wire::Param<'_>; 7] =
             [&mutex, &owner, &&*self.session(), &ttl, &total, &channel, &entry];
         let rows = self.rows(Query::Queue, &params).await?;
