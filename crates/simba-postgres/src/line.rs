@@ -285,3 +285,29 @@ impl AsyncWrite for Resettable {
         self.stream.is_write_vectored()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// What the other end reads when a connection is dropped.
+    async fn dropped(aborted: bool) -> io::Result<usize> {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut other, _) = listener.accept().await.unwrap();
+        let mut stream = Resettable { stream, aborted: Arc::new(AtomicBool::new(false)) };
+        stream.write_all(b"sent").await.unwrap();
+        assert_eq!(other.read(&mut [0; 16]).await.unwrap(), 4);
+        stream.aborted.store(aborted, Ordering::SeqCst);
+        drop(stream);
+        other.read(&mut [0; 16]).await
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_reset_after_an_abort_and_else_ends_gracefully() {
+        assert_eq!(dropped(false).await.unwrap(), 0);
+        assert_eq!(dropped(true).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    }
+}

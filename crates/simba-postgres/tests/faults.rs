@@ -223,38 +223,38 @@ async fn row_20_a_lost_subscription_costs_a_poll_at_the_most() {
     leads(&waiting).await;
 }
 
-/// Leaders whose renewals are recorded, so that a test that fails says what each of them did.
+/// A leader whose renewals are recorded, so that a test that fails says what it did.
 struct Recorded<'a> {
-    leaders: Vec<(&'a Contention, Tenure, Vec<(Duration, Moment)>)>,
-    since: tokio::time::Instant,
+    contention: &'a Contention,
+    tenure: Tenure,
+    /// When each renewal was seen, and the deadline since then.
+    renewals: Vec<(Duration, Moment)>,
 }
 
 impl<'a> Recorded<'a> {
-    async fn of(contentions: &'a [Contention]) -> Self {
+    async fn of(contentions: &'a [Contention]) -> Vec<Self> {
         let mut leaders = Vec::new();
         for contention in contentions {
-            leaders.push((contention, leads(contention).await, Vec::new()));
+            leaders.push(Self { contention, tenure: leads(contention).await, renewals: Vec::new() });
         }
-        Self { leaders, since: tokio::time::Instant::now() }
+        leaders
     }
 
-    /// Notes renewals, and checks that nobody lost its mutex.
-    fn check(&mut self) {
-        let now = self.since.elapsed();
-        for (contention, tenure, renewals) in &mut self.leaders {
-            if renewals.last().is_none_or(|(_, deadline)| *deadline != tenure.deadline()) {
-                renewals.push((now, tenure.deadline()));
-            }
-            let times: Vec<_> = renewals.iter().map(|(at, _)| at).collect();
-            assert_eq!(
-                tenure.loss(),
-                None,
-                "broken: {} keeps its leader; after {now:?}, renewed at {times:?}, last error {:?}, load {:?}",
-                tenure.mutex(),
-                contention.last_error(),
-                std::fs::read_to_string("/proc/loadavg"),
-            );
+    /// Notes a renewal, and checks that the mutex is not lost.
+    fn check(&mut self, since: tokio::time::Instant) {
+        let (now, deadline) = (since.elapsed(), self.tenure.deadline());
+        if self.renewals.last().is_none_or(|(_, last)| *last != deadline) {
+            self.renewals.push((now, deadline));
         }
+        let times: Vec<_> = self.renewals.iter().map(|(at, _)| at).collect();
+        assert_eq!(
+            self.tenure.loss(),
+            None,
+            "broken: {} keeps its leader; after {now:?}, renewed at {times:?}, last error {:?}, load {:?}",
+            self.tenure.mutex(),
+            self.contention.last_error(),
+            std::fs::read_to_string("/proc/loadavg"),
+        );
     }
 }
 
@@ -284,7 +284,7 @@ async fn row_37_a_stuck_transaction_costs_its_own_mutex_only() {
     let watcher = store.admin().await;
     let (mut told, mut looks, mut waited) = (false, 0, 0);
     while begun.elapsed() < lease.total() * 3 / 2 || lost.loss().is_none() {
-        leaders.check();
+        leaders.iter_mut().for_each(|leader| leader.check(begun));
         looks += 1;
         waited += watcher.query_one(waits, &[&stuck.as_str()]).await.unwrap().get::<_, i64>(0);
         told |= locked(&holder) || waiting.iter().any(locked);
@@ -297,7 +297,7 @@ async fn row_37_a_stuck_transaction_costs_its_own_mutex_only() {
     frozen.rollback().await.unwrap();
     let leads_again = || holder.is_owner() || waiting.iter().any(Contention::is_owner);
     until("the stuck mutex is led again", leads_again).await;
-    leaders.check();
+    leaders.iter_mut().for_each(|leader| leader.check(begun));
 }
 
 #[tokio::test(flavor = "multi_thread")]
