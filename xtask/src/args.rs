@@ -8,7 +8,9 @@ Usage: cargo xtask CHORE
 
 Chores:
   test             run every check and every test, as CI does
-  test --quick     run what belongs before every commit, in a few minutes
+  test --quick     run what belongs before every commit, in a few minutes, without root, packages or servers
+  full             run what takes too long for every change: long simulation, 20 rounds of every fault, both ends of
+                   the ranges of dependencies, a rolling upgrade
   servers up       start the test servers and print where they are
   servers down     stop them
   sim --seeds N    simulate N seeds; SIMBA_SEED=n cargo xtask sim replays one and prints it
@@ -28,6 +30,7 @@ Examples:
 pub(crate) enum Chore {
     Help,
     Test { quick: bool },
+    Full,
     ServersUp,
     ServersDown,
     Sim { seeds: u64 },
@@ -44,6 +47,7 @@ pub(crate) fn parse(words: &[&str]) -> Result<Chore, String> {
     match words {
         [] | ["help"] => Ok(Chore::Help),
         ["test", rest @ ..] => quick("test", rest).map(|quick| Chore::Test { quick }),
+        ["full"] => Ok(Chore::Full),
         ["bench", rest @ ..] => {
             Ok(Chore::Bench { words: rest.iter().map(|word| (*word).to_owned()).collect() })
         }
@@ -83,6 +87,7 @@ mod tests {
     fn every_chore_is_understood() {
         assert_eq!(parse(&["test"]), Ok(Chore::Test { quick: false }));
         assert_eq!(parse(&["test", "--quick"]), Ok(Chore::Test { quick: true }));
+        assert_eq!(parse(&["full"]), Ok(Chore::Full));
         assert_eq!(parse(&["servers", "up"]), Ok(Chore::ServersUp));
         assert_eq!(parse(&["servers", "down"]), Ok(Chore::ServersDown));
         assert_eq!(parse(&["sim", "--seeds", "7"]), Ok(Chore::Sim { seeds: 7 }));

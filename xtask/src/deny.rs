@@ -10,24 +10,14 @@ use crate::workspace::Workspace;
 /// Pinned, so that a new version of the tool cannot fail an unchanged workspace.
 const VERSION: &str = "0.20.2";
 
-/// Checks licences, bans and sources, if the tool is at hand; a minute of building it is left to the chore
-/// `deny`, which CI runs too.
-pub(crate) fn step(workspace: &Workspace) -> Result<Verdict> {
-    let Some(program) = find(workspace) else {
-        eprintln!("deny: no cargo-deny {VERSION} at hand, not checked; `cargo xtask deny` installs it");
-        return Ok(Verdict::NotChecked);
-    };
-    check(workspace, program)?;
-    Ok(Verdict::Passed)
-}
-
 /// Checks licences, bans and sources, with a tool that is installed if it is missing.
-pub(crate) fn deny(workspace: &Workspace) -> Result<()> {
+pub(crate) fn step(workspace: &Workspace) -> Result<Verdict> {
     let program = match find(workspace) {
         Some(program) => program,
         None => install(workspace)?,
     };
-    check(workspace, program)
+    check(workspace, program)?;
+    Ok(Verdict::Passed)
 }
 
 /// Not the advisories: their database cannot be reached from every machine, and a new advisory would fail an

@@ -6,13 +6,16 @@ mod args;
 mod bench;
 mod built;
 mod deny;
+mod downstream;
 mod examples;
 mod faults;
+mod full;
 mod servers;
 mod simulation;
 mod step;
 mod suites;
 mod test;
+mod upgrade;
 mod workspace;
 
 use std::process::ExitCode;
@@ -41,10 +44,11 @@ fn perform(chore: Chore) -> Result<()> {
     match chore {
         Chore::Help => print!("{USAGE}"),
         Chore::Test { quick } => test::test(Workspace::find()?, quick)?,
+        Chore::Full => full::full(&Workspace::find()?)?,
         Chore::ServersUp => print_exports(&servers::up(&Workspace::find()?)?),
         Chore::ServersDown => servers::down(&Workspace::find()?)?,
         Chore::Sim { seeds } => simulation::sweep(&Workspace::find()?, seeds)?,
-        Chore::Deny => deny::deny(&Workspace::find()?)?,
+        Chore::Deny => deny::step(&Workspace::find()?).map(drop)?,
         Chore::Faults { rounds } => faults::faults(Workspace::find()?, rounds)?,
         Chore::Bench { words } => bench::bench(Workspace::find()?, &words)?,
     }

@@ -10,16 +10,15 @@ use crate::workspace::Workspace;
 /// What every run of the tests simulates.
 const SEEDS: u64 = 5_000;
 
-/// Runs this many seeds.
+/// Runs this many seeds, by the build that has the deliberate bugs in it, switched off: one optimised build serves both
+/// this and [`prove`].
 pub(crate) fn sweep(workspace: &Workspace, seeds: u64) -> Result<()> {
-    let words = format!("run --locked -p simba-sim --release -- --seeds {seeds}");
-    step::run(&mut workspace.cargo(&words))
+    step::run(with_bugs(workspace, "run").args(["--", "--seeds", &seeds.to_string()]))
 }
 
-/// The share of the seeds that belongs into the tests, run by the build that has the deliberate bugs in it,
-/// switched off: one optimised build serves both this and [`prove`].
+/// Runs the share of the seeds that belongs into the tests.
 pub(crate) fn step(workspace: &Workspace) -> Result<Verdict> {
-    step::run(with_bugs(workspace, "run").args(["--", "--seeds", &SEEDS.to_string()]))?;
+    sweep(workspace, SEEDS)?;
     Ok(Verdict::Passed)
 }
 
@@ -36,5 +35,6 @@ fn with_bugs(workspace: &Workspace, verb: &str) -> Command {
     command.env("RUSTFLAGS", "--cfg simba_bugs");
     // Half a minute of simulation does not pay for the last tenth of speed.
     command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "2").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+    command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
     command
 }

@@ -13,8 +13,6 @@ use crate::workspace::Workspace;
 /// One step of a chore.
 pub(crate) struct Step {
     pub(crate) name: &'static str,
-    /// Whether it belongs before every commit.
-    pub(crate) quick: bool,
     pub(crate) run: fn(&Workspace) -> Result<Verdict>,
 }
 
@@ -25,49 +23,93 @@ pub(crate) enum Verdict {
     NotChecked,
 }
 
+/// What became of the steps so far.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    lines: Vec<Line>,
+    failures: Vec<String>,
+}
+
 /// A line of the report.
 #[derive(Debug)]
 struct Line {
     name: &'static str,
-    /// None for a step that was not reached.
-    took: Option<Duration>,
+    took: Duration,
     result: &'static str,
 }
 
-/// Takes the steps in turn up to the first that fails, then prints a table of all.
-pub(crate) fn take<'a>(steps: impl IntoIterator<Item = &'a Step>, workspace: &Workspace) -> Result<()> {
-    let mut failure = None;
-    let mut lines = Vec::new();
-    for step in steps {
-        if failure.is_some() {
-            lines.push(Line { name: step.name, took: None, result: "not run" });
-            continue;
+impl Report {
+    /// Takes all steps in turn. A step that fails does not keep the next ones from running.
+    pub(crate) fn take(&mut self, steps: &[Step], workspace: &Workspace) {
+        for step in steps {
+            self.time(step.name, || (step.run)(workspace));
         }
-        eprintln!("\n=== {}", step.name);
-        let begun = Instant::now();
-        let outcome = (step.run)(workspace);
-        lines.push(Line { name: step.name, took: Some(begun.elapsed()), result: result(&outcome) });
-        failure = outcome.with_context(|| format!("step `{}` failed", step.name)).err();
     }
-    eprint!("\n{}", table(&lines));
-    failure.map_or(Ok(()), Err)
+
+    /// Takes one step, and returns what it made unless it failed.
+    pub(crate) fn time<T: Outcome>(
+        &mut self,
+        name: &'static str,
+        act: impl FnOnce() -> Result<T>,
+    ) -> Option<T> {
+        eprintln!("\n=== {name}");
+        let begun = Instant::now();
+        let outcome = act();
+        let (made, result) = match outcome {
+            Ok(made) => {
+                let word = made.word();
+                (Some(made), word)
+            }
+            Err(error) => {
+                eprintln!("\n{name}: {error:#}");
+                self.failures.push(format!("{name}: {error:#}"));
+                (None, "FAILED")
+            }
+        };
+        self.lines.push(Line { name, took: begun.elapsed(), result });
+        made
+    }
+
+    /// Prints a table of all steps; an error that repeats every failure if there was one.
+    pub(crate) fn finish(self) -> Result<()> {
+        eprint!("\n{}", table(&self.lines));
+        let steps = if self.failures.len() == 1 { "step" } else { "steps" };
+        if !self.failures.is_empty() {
+            bail!("{} {steps} failed\n\n{}", self.failures.len(), self.failures.join("\n\n"));
+        }
+        Ok(())
+    }
 }
 
-fn result(outcome: &Result<Verdict>) -> &'static str {
-    match outcome {
-        Ok(Verdict::Passed) => "ok",
-        Ok(Verdict::NotChecked) => "not checked",
-        Err(_) => "FAILED",
+/// What a step gives when it does not fail, in a word of the table.
+pub(crate) trait Outcome {
+    fn word(&self) -> &'static str {
+        "ok"
     }
 }
+
+impl Outcome for Verdict {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Passed => "ok",
+            Self::NotChecked => "not checked",
+        }
+    }
+}
+
+impl Outcome for () {}
+
+impl<T> Outcome for Vec<T> {}
 
 fn table(lines: &[Line]) -> String {
-    let mut table = format!("{:<10} {:>8}  result\n", "step", "seconds");
+    let width = lines.iter().map(|line| line.name.len()).max().unwrap_or(0);
+    let mut table = format!("{:<width$} {:>8}  result\n", "step", "seconds");
     for Line { name, took, result } in lines {
-        let seconds = took.map_or_else(String::new, |took| format!("{:.1}", took.as_secs_f64()));
         // Writing to a string cannot fail.
-        let _ = writeln!(table, "{name:<10} {seconds:>8}  {result}");
+        let _ = writeln!(table, "{name:<width$} {:>8.1}  {result}", took.as_secs_f64());
     }
+    let total: Duration = lines.iter().map(|line| line.took).sum();
+    let _ = writeln!(table, "{:<width$} {:>8.1}", "total", total.as_secs_f64());
     table
 }
 
@@ -147,6 +189,8 @@ fn quote(word: Cow<'_, str>) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -189,24 +233,32 @@ mod tests {
     #[test]
     fn the_table_lines_up() {
         let lines = [
-            Line { name: "fmt", took: Some(Duration::from_millis(1250)), result: "ok" },
-            Line { name: "clippy", took: Some(Duration::from_secs(61)), result: "FAILED" },
-            Line { name: "tests", took: None, result: "not run" },
+            Line { name: "fmt", took: Duration::from_millis(1250), result: "ok" },
+            Line { name: "outside backend", took: Duration::from_secs(61), result: "FAILED" },
         ];
-        let expected = "step        seconds  result\n\
-                        fmt             1.2  ok\n\
-                        clippy         61.0  FAILED\n\
-                        tests                not run\n";
+        let expected = "step             seconds  result\n\
+                        fmt                  1.2  ok\n\
+                        outside backend     61.0  FAILED\n\
+                        total               62.2\n";
         assert_eq!(table(&lines), expected);
     }
 
     #[test]
-    fn the_first_failing_step_ends_the_chore() {
+    fn a_failing_step_does_not_keep_the_next_from_running() {
+        static RAN: AtomicBool = AtomicBool::new(false);
         let steps = [
-            Step { name: "first", quick: true, run: |_| bail!("on purpose") },
-            Step { name: "second", quick: true, run: |_| panic!("must not be reached") },
+            Step { name: "first", run: |_| bail!("on purpose") },
+            Step {
+                name: "second",
+                run: |_| {
+                    RAN.store(true, Ordering::SeqCst);
+                    Ok(Verdict::Passed)
+                },
+            },
         ];
-        let error = take(&steps, &Workspace::find().unwrap()).unwrap_err();
-        assert_eq!(format!("{error:#}"), "step `first` failed: on purpose");
+        let mut report = Report::default();
+        report.take(&steps, &Workspace::find().unwrap());
+        assert_eq!(format!("{:#}", report.finish().unwrap_err()), "1 step failed\n\nfirst: on purpose");
+        assert!(RAN.load(Ordering::SeqCst));
     }
 }

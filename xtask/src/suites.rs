@@ -4,37 +4,31 @@
 //! `cargo test -p` cannot do it: for another choice of packages it settles their features anew, and builds most of
 //! them again.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::panic::resume_unwind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::step::Verdict;
 use crate::workspace::Workspace;
 use crate::{built, step};
 
-/// The packages whose tests need servers.
+/// The packages whose tests need servers; those first that take longest.
 pub(crate) const STORES: [&str; 5] =
     ["simba-zookeeper", "simba-etcd", "simba-redis", "simba-mysql", "simba-postgres"];
 
-/// The packages whose tests wait most of the time, for a lease to end; those first that take longest.
-const WAITING: [&str; 7] = [
-    "simba-zookeeper",
-    "simba-etcd",
-    "simba-redis",
-    "simba-mysql",
-    "simba-postgres",
-    "simba-sqlite",
-    "simba-tck",
-];
+/// The packages whose tests mostly wait for a lease to end, besides [`STORES`].
+const WAITING: [&str; 2] = ["simba-sqlite", "simba-tck"];
 
-/// How many of them at once. Tests of one package share servers that some of them bring down, so those never run side
+/// How many packages at once. Tests of one package share servers that some of them bring down, so those never run side
 /// by side.
 const LANES: usize = 2;
 
@@ -47,8 +41,35 @@ const WHAT: &str = "--locked --workspace --all-features --lib --bins --tests --e
 /// What the other packages do on servers, by the names of the tests.
 const ON_SERVERS: [&str; 3] = ["redis::row_", "postgres::row_", "on_servers::"];
 
+/// What needs root, or programs that few machines have, by the names of the tests.
+const ON_DEBIAN: [&str; 2] = ["as_root::", "with_tools::"];
+
 /// How long one program may take; one that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// The variable with the file that cases which do not apply to a store are written to.
+const SKIPS: &str = "SIMBA_TCK_SKIPS";
+
+/// Test programs that are run as one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// The stores with servers.
+    Stores,
+    /// The command.
+    Command,
+    /// Everything else.
+    Library,
+}
+
+impl Group {
+    fn of(package: &str) -> Self {
+        match package {
+            "simba-cli" => Self::Command,
+            package if STORES.contains(&package) => Self::Stores,
+            _ => Self::Library,
+        }
+    }
+}
 
 /// One test program, known by its package and the file of its tests.
 #[derive(Debug)]
@@ -60,18 +81,33 @@ struct Suite {
     folder: PathBuf,
 }
 
-/// Builds all and runs all, without servers all that needs none; fails in the end if any of them did.
-pub(crate) fn run_all(workspace: &Workspace) -> Result<()> {
-    let mut words = format!("test --no-run {WHAT}");
-    if !workspace.has_variables() {
-        words.extend(STORES.map(|package| format!(" --exclude {package}")));
+/// Builds all test programs.
+pub(crate) fn build(workspace: &Workspace) -> Result<()> {
+    programs(workspace).map(drop)
+}
+
+/// Runs the test programs of one group, without servers all that needs none; fails in the end if any of them did.
+pub(crate) fn run(workspace: &Workspace, group: Group) -> Result<Verdict> {
+    let mut suites = programs(workspace)?;
+    suites.retain(|suite| Group::of(&suite.package) == group);
+    ensure!(!suites.is_empty(), "cargo named no test program of this step");
+    let skips = workspace.scratch("tests").join(format!("{group:?}.skips"));
+    // What an earlier run wrote.
+    let _ = fs::remove_file(&skips);
+    let waits = |suite: &&Suite| {
+        let package = suite.package.as_str();
+        STORES.contains(&package) || WAITING.contains(&package)
+    };
+    let (waiting, busy): (Vec<_>, Vec<_>) = suites.iter().partition(waits);
+    let mut ran = run_in_turn(workspace, &skips, busy);
+    ran.extend(run_side_by_side(workspace, &skips, &waiting));
+    print_skips(&skips);
+    ran.sort_by_key(|run| Reverse(run.took));
+    eprintln!("the longest of {}:", ran.len());
+    for Run { name, took, .. } in ran.iter().take(5) {
+        eprintln!("  {:>6.1} s  {name}", took.as_secs_f64());
     }
-    let suites = suites(&built::messages(workspace, &words)?);
-    let (waiting, busy): (Vec<_>, Vec<_>) =
-        suites.iter().partition(|suite| WAITING.contains(&suite.package.as_str()));
-    ensure!(!waiting.is_empty() && !busy.is_empty(), "cargo told of {} test programs only", suites.len());
-    let mut failed = run_in_turn(workspace, busy);
-    failed.extend(run_side_by_side(workspace, &waiting));
+    let failed: Vec<_> = ran.into_iter().filter_map(|run| run.failure).collect();
     ensure!(
         failed.is_empty(),
         "{} of {} test programs failed:\n{}",
@@ -79,19 +115,41 @@ pub(crate) fn run_all(workspace: &Workspace) -> Result<()> {
         suites.len(),
         failed.join("\n")
     );
-    Ok(())
+    Ok(Verdict::Passed)
 }
 
-fn run_side_by_side(workspace: &Workspace, suites: &[&Suite]) -> Vec<String> {
-    let packages = Mutex::new(VecDeque::from(WAITING));
+/// A case that does not apply to a store counts as none that passed.
+fn print_skips(file: &Path) {
+    let skipped = fs::read_to_string(file).unwrap_or_default();
+    eprintln!("{} cases skipped, since the store cannot do what they are about", skipped.lines().count());
+    eprint!("{skipped}");
+}
+
+fn programs(workspace: &Workspace) -> Result<Vec<Suite>> {
+    let mut words = format!("test --no-run {WHAT}");
+    if workspace.is_quick() {
+        words.extend(STORES.map(|package| format!(" --exclude {package}")));
+    }
+    Ok(suites(&built::messages(workspace, &words)?))
+}
+
+/// A program that ran.
+struct Run {
+    name: String,
+    took: Duration,
+    failure: Option<String>,
+}
+
+fn run_side_by_side(workspace: &Workspace, skips: &Path, suites: &[&Suite]) -> Vec<Run> {
+    let packages = Mutex::new(STORES.into_iter().chain(WAITING).collect::<VecDeque<_>>());
     let next = || packages.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let lane = || {
-        let mut failed = Vec::new();
+        let mut ran = Vec::new();
         while let Some(package) = next() {
             let its_own = suites.iter().copied().filter(|suite| suite.package == package).collect();
-            failed.extend(run_in_turn(workspace, its_own));
+            ran.extend(run_in_turn(workspace, skips, its_own));
         }
-        failed
+        ran
     };
     thread::scope(|scope| {
         let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
@@ -100,23 +158,26 @@ fn run_side_by_side(workspace: &Workspace, suites: &[&Suite]) -> Vec<String> {
     })
 }
 
-/// Runs one after the other; tells of each that failed, and how to run it alone.
-fn run_in_turn(workspace: &Workspace, suites: Vec<&Suite>) -> Vec<String> {
-    let failure = |suite: &Suite| {
-        let error = suite.run(workspace).err()?;
-        Some(format!("{} {}: {error:#}", suite.package, suite.name))
+/// Runs one after the other; says of each that failed how to run it alone.
+fn run_in_turn(workspace: &Workspace, skips: &Path, suites: Vec<&Suite>) -> Vec<Run> {
+    let run = |suite: &Suite| {
+        let name = format!("{} {}", suite.package, suite.name);
+        let begun = Instant::now();
+        let failure = suite.run(workspace, skips).err().map(|error| format!("{name}: {error:#}"));
+        Run { name, took: begun.elapsed(), failure }
     };
-    suites.into_iter().filter_map(failure).collect()
+    suites.into_iter().map(run).collect()
 }
 
 impl Suite {
     /// Into a file, since two at once must not mix, and printed at the end.
-    fn run(&self, workspace: &Workspace) -> Result<()> {
+    fn run(&self, workspace: &Workspace, skips: &Path) -> Result<()> {
         let Self { package, name, folder, .. } = self;
         let log = self.log(workspace)?;
         eprintln!("--- {package} {name}: runs, and writes to {}", log.display());
         let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let mut command = self.command(workspace);
+        command.env(SKIPS, skips);
         command.stdout(file.try_clone()?).stderr(file);
         let ended = step::run_within(LIMIT, &mut command);
         eprintln!("--- {package} {name}\n{}", String::from_utf8_lossy(&fs::read(&log)?));
@@ -126,8 +187,8 @@ impl Suite {
     fn command(&self, workspace: &Workspace) -> Command {
         let mut command = workspace.command(&self.program);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder).env(AT_ONCE.0, AT_ONCE.1);
-        if !workspace.has_variables() {
-            command.args(ON_SERVERS.iter().flat_map(|name| ["--skip", name]));
+        if workspace.is_quick() {
+            command.args(ON_SERVERS.iter().chain(&ON_DEBIAN).flat_map(|name| ["--skip", name]));
         }
         command
     }

@@ -1,34 +1,69 @@
-//! All checks and tests, in the order in which they are most likely to tell something soon.
+//! All checks and tests, the fastest and those that need no server first.
 
 use anyhow::Result;
 
-use crate::step::{self, Step, Verdict};
+use crate::step::{self, Report, Step, Verdict};
+use crate::suites::{self, Group};
 use crate::workspace::Workspace;
-use crate::{deny, examples, servers, simulation, suites};
+use crate::{deny, downstream, examples, servers, simulation};
 
-const STEPS: &[Step] = &[
-    Step { name: "fmt", quick: true, run: fmt },
-    Step { name: "clippy", quick: true, run: clippy },
-    Step { name: "features", quick: false, run: features },
-    Step { name: "tests", quick: true, run: tests },
-    Step { name: "doctests", quick: true, run: doctests },
-    Step { name: "examples", quick: true, run: examples::run_all },
-    Step { name: "outside backend", quick: false, run: outside_backend },
-    Step { name: "simulation", quick: true, run: simulation::step },
-    Step { name: "seeded bugs", quick: false, run: simulation::prove },
-    Step { name: "docs", quick: false, run: docs },
-    Step { name: "deny", quick: false, run: deny::step },
-    Step { name: "msrv", quick: false, run: msrv },
+/// What needs neither root nor a package nor a server.
+const QUICK: &[Step] = &[
+    Step { name: "fmt", run: fmt },
+    Step { name: "simulation", run: simulation::step },
+    Step { name: "clippy", run: clippy },
+    Step { name: "build", run: build },
+    Step { name: "library", run: |workspace| suites::run(workspace, Group::Library) },
+    Step { name: "command", run: |workspace| suites::run(workspace, Group::Command) },
+    Step { name: "doctests", run: doctests },
+    Step { name: "examples", run: examples::run_all },
 ];
 
-/// Runs all steps with the servers that they need, or those that belong before every commit, which need none.
+/// What needs no server.
+const ALONE: &[Step] = &[
+    Step { name: "fmt", run: fmt },
+    Step { name: "simulation", run: simulation::step },
+    Step { name: "seeded bugs", run: simulation::prove },
+    Step { name: "deny", run: deny::step },
+    Step { name: "clippy", run: clippy },
+    Step { name: "features", run: features },
+    Step { name: "build", run: build },
+];
+
+/// What runs with the servers.
+const WITH_SERVERS: &[Step] = &[
+    Step { name: "library", run: |workspace| suites::run(workspace, Group::Library) },
+    Step { name: "stores", run: |workspace| suites::run(workspace, Group::Stores) },
+    Step { name: "command", run: |workspace| suites::run(workspace, Group::Command) },
+    Step { name: "examples", run: examples::run_all },
+];
+
+/// What is left, without servers again.
+const AFTER: &[Step] = &[
+    Step { name: "doctests", run: doctests },
+    Step { name: "outside backend", run: outside_backend },
+    Step { name: "downstream", run: downstream::newest },
+    Step { name: "docs", run: docs },
+    Step { name: "msrv", run: msrv },
+];
+
+/// Runs everything that a change must pass, with the servers that it needs; or what belongs before every commit.
 pub(crate) fn test(workspace: Workspace, quick: bool) -> Result<()> {
-    let steps = STEPS.iter().filter(|step| step.quick || !quick);
-    simba_servers::install_tools()?;
+    let mut report = Report::default();
     if quick {
-        return step::take(steps, &workspace);
+        report.take(QUICK, &workspace.quick());
+        return report.finish();
     }
-    servers::around(workspace, |workspace| step::take(steps, workspace))
+    report.take(ALONE, &workspace);
+    if let Some(variables) = report.time("servers up", || {
+        simba_servers::install_tools()?;
+        servers::up(&workspace)
+    }) {
+        report.take(WITH_SERVERS, &workspace.clone().with_variables(variables));
+    }
+    report.time("servers down", || servers::down(&workspace));
+    report.take(AFTER, &workspace);
+    report.finish()
 }
 
 fn fmt(workspace: &Workspace) -> Result<Verdict> {
@@ -48,8 +83,9 @@ fn features(workspace: &Workspace) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-fn tests(workspace: &Workspace) -> Result<Verdict> {
-    suites::run_all(workspace)?;
+/// Builds all test programs, so that the next steps show how long the tests themselves take.
+fn build(workspace: &Workspace) -> Result<Verdict> {
+    suites::build(workspace)?;
     Ok(Verdict::Passed)
 }
 
@@ -57,7 +93,7 @@ fn doctests(workspace: &Workspace) -> Result<Verdict> {
     cargo(workspace, "test --locked --workspace --all-features --doc")
 }
 
-/// A backend that is no member of the workspace passes the kit with what is published alone.
+/// A backend that is no member of the workspace passes the suite with what is published alone.
 fn outside_backend(workspace: &Workspace) -> Result<Verdict> {
     let words = "test --locked --manifest-path examples/outside-backend/Cargo.toml --target-dir target";
     // The profile of our own workspace, so that what both build is built once.

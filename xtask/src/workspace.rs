@@ -11,10 +11,11 @@ use anyhow::{Context, Result};
 pub(crate) type Variable = (&'static str, String);
 
 /// The workspace that this program belongs to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Workspace {
     root: PathBuf,
     variables: Vec<Variable>,
+    quick: bool,
 }
 
 impl Workspace {
@@ -22,7 +23,7 @@ impl Workspace {
     pub(crate) fn find() -> Result<Self> {
         let manifest = env::var_os("CARGO_MANIFEST_DIR").context("start this program with `cargo xtask`")?;
         let root = Path::new(&manifest).parent().context("the `xtask` package has no workspace above it")?;
-        Ok(Self { root: root.to_owned(), variables: Vec::new() })
+        Ok(Self { root: root.to_owned(), variables: Vec::new(), quick: false })
     }
 
     /// Lets every command see these variables.
@@ -30,9 +31,18 @@ impl Workspace {
         Self { variables, ..self }
     }
 
-    /// Whether there are any: whether servers run.
-    pub(crate) fn has_variables(&self) -> bool {
-        !self.variables.is_empty()
+    /// Returns the value of such a variable.
+    pub(crate) fn variable(&self, name: &str) -> Option<String> {
+        self.variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
+    }
+
+    /// Leaves out what needs root, packages or servers.
+    pub(crate) fn quick(self) -> Self {
+        Self { quick: true, ..self }
+    }
+
+    pub(crate) fn is_quick(&self) -> bool {
+        self.quick
     }
 
     /// A place that is not in version control and goes with `cargo clean`.

@@ -209,8 +209,8 @@ Example:
   simba --on postgres://db/app lead cleaner -- ./cleaner
 
 The command is told to end when the lead is lost, and started again with the next
-lead. If it ends by itself, another contender leads next. SIGTERM hands over in
-order.")]
+lead. If it ends by itself, another contender leads next. SIGTERM is passed on; the
+lead is kept until the command has ended, and then released.")]
 pub(crate) struct LeadArgs {
     /// The mutex
     pub(crate) mutex: String,
@@ -223,7 +223,10 @@ pub(crate) struct LeadArgs {
 #[command(group = clap::ArgGroup::new("when").required(true).args(["every", "delay", "cron"]), after_help = "\
 Examples:
   simba schedule report --every 15m -- ./report
-  simba schedule backup --cron '30 2 * * *' --tz Europe/Berlin -- ./backup.sh")]
+  simba schedule backup --cron '30 2 * * *' --tz Europe/Berlin -- ./backup.sh
+
+SIGTERM is passed on; the lead is kept until the command has ended, and then
+released.")]
 pub(crate) struct ScheduleArgs {
     /// The mutex
     pub(crate) mutex: String,
@@ -302,7 +305,11 @@ pub(crate) struct SchemaArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each case is a promise and draws mutexes of its own. Takes a minute or two; the
-store works on meanwhile.
+store works on meanwhile. A case about what the store cannot do is skipped, and
+counted as such. The exit code is 1 if a promise is broken.
+
+--json prints kept, skipped and broken, each a number, and cases with case,
+outcome (kept, skipped, broken) and reason.
 
 Example:
   simba --on postgres://db/app tck session")]
@@ -310,6 +317,9 @@ pub(crate) struct TckArgs {
     /// Only cases with this in their name
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) filter: String,
+
+    #[command(flatten)]
+    pub(crate) format: FormatArgs,
 }
 
 #[derive(Clone, Copy, Debug, Args)]

@@ -1,17 +1,17 @@
 //! `simba lead`: a command wherever the mutex is.
 
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use simba_mutex::{Contention, Lease, Tenure};
 
 use crate::args::LeadArgs;
+use crate::drain::{self, Drained};
 use crate::failure::{Outcome, code};
 use crate::health;
 use crate::nested;
 use crate::run::{lease_of, listen};
-use crate::signals::{self, Signals};
+use crate::signals::Signals;
 use crate::store::Store;
 use crate::supervise::{Ended, Job};
 
@@ -31,52 +31,42 @@ pub(crate) async fn lead(store: &Store, args: &LeadArgs) -> Outcome {
         health::serve(address, Arc::new(move || leader.is_owner())).await?;
     }
     contention.start()?;
-    loop {
+    let drained = loop {
         tokio::select! {
             biased;
-            _ = signals.end() => break,
+            _ = signals.end() => break None,
             tenure = contention.acquired() => {
-                if tenure_ends(&contention, &tenure?, lease, args, &mut signals).await {
-                    break;
+                let drained = run_once(&contention, &tenure?, lease, args, &mut signals).await;
+                if drained.is_some() {
+                    break drained;
                 }
             }
         }
-    }
-    contention.stop().await?;
-    Ok(ExitCode::SUCCESS)
+    };
+    drain::finish(&args.mutex, drained, contention.stop()).await
 }
 
-/// Runs the command for one tenure; whether we were told to end meanwhile.
-async fn tenure_ends(
+/// Runs the command for one tenure, passing signals on. Returns how it ended if one of them asked it to.
+async fn run_once(
     contention: &Contention,
     tenure: &Tenure,
     lease: Lease,
     args: &LeadArgs,
     signals: &mut Signals,
-) -> bool {
+) -> Option<Drained> {
     let job = Job::new(&args.service.command, tenure, lease);
-    let relay = signals::relay();
-    let mut relayed = Signals::Relayed(relay.subscribe());
-    let work = tenure.run(job.run_or_exit(&mut relayed));
-    tokio::pin!(work);
-    let (ended, told) = tokio::select! {
-        biased;
-        ended = &mut work => (ended, false),
-        // The stop announces the end, which ends the command, which the stop waits for.
-        _ = signals.end_relaying(&relay) => {
-            let both = async { tokio::join!(&mut work, contention.stop()).0 };
-            (signals.relaying(&relay, both).await, true)
-        }
-    };
-    match ended {
+    let ended = tenure.run(job.run_or_exit(signals)).await;
+    let held = tenure.is_held();
+    match &ended {
         Ok(Ok(Ended::Code(code))) => tracing::info!(mutex = %args.mutex, code, "the command ended"),
         Ok(Ok(ended)) => tracing::info!(mutex = %args.mutex, ?ended, "the command was ended"),
         Ok(Err(error)) => tracing::error!(mutex = %args.mutex, %error, "the command was not started"),
         Err(error) => tracing::warn!(mutex = %args.mutex, %error, "the command was cut off"),
     }
-    if !told && tenure.is_held() {
+    let drained = Drained::of(signals.asked(), &ended.unwrap_or(Ok(Ended::Lost)), held);
+    if drained.is_none() && held {
         contention.step_down(COOLDOWN);
         tenure.lost().await;
     }
-    told
+    drained
 }

@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod drain;
 mod failure;
 mod guard;
 mod health;
@@ -124,7 +125,7 @@ async fn perform(cli: &Cli) -> Outcome {
         Command::Watch(args) => watch::watch(simba, args).await,
         Command::Release(args) => operate::release(simba, args).await,
         Command::Schema(args) => operate::schema(simba, args).await,
-        Command::Doctor(format) => operate::doctor(simba, *format).await,
+        Command::Doctor(format) => operate::doctor(&store, *format).await,
         Command::Completions { .. } | Command::Man { .. } | Command::Tck(_) | Command::Bench(_) => {
             Ok(ExitCode::SUCCESS)
         }

@@ -12,6 +12,7 @@ use crate::args::{FormatArgs, ReleaseArgs, SchemaArgs};
 use crate::failure::{Failure, Outcome, code};
 use crate::output::{Paint, print, write};
 use crate::records::brief;
+use crate::store::Store;
 
 /// Frees a mutex out of band.
 pub(crate) async fn release(simba: &Simba, args: &ReleaseArgs) -> Outcome {
@@ -79,10 +80,15 @@ pub(crate) async fn schema(simba: &Simba, args: &SchemaArgs) -> Outcome {
 }
 
 /// Checks the store, and recommends a lease.
-pub(crate) async fn doctor(simba: &Simba, format: FormatArgs) -> Outcome {
-    let probe = simba.operate()?.probe().await?;
+pub(crate) async fn doctor(store: &Store, format: FormatArgs) -> Outcome {
+    let probe = store.simba.operate()?.probe().await?;
     let advice = recommended(probe.round_trip);
-    print(&if format.json { in_json(&probe, advice) } else { in_words(simba, &probe, advice) })?;
+    let unknown = &store.settings.unknown_variables;
+    print(&if format.json {
+        in_json(&probe, advice, unknown)
+    } else {
+        in_words(&store.simba, &probe, advice, unknown)
+    })?;
     Ok(if probe.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(code::NOT_ACQUIRED) })
 }
 
@@ -92,7 +98,7 @@ fn recommended(round_trip: Duration) -> Duration {
     least.min(Lease::default().ttl())
 }
 
-fn in_words(simba: &Simba, probe: &Probe, advice: Duration) -> String {
+fn in_words(simba: &Simba, probe: &Probe, advice: Duration, unknown: &[String]) -> String {
     let paint = Paint::for_stdout();
     let mut text = format!(
         "{}: {}, round trip {:.2} ms\nlease: the default will do; --ttl {}s --transition {}s is the shortest to advise\n",
@@ -102,6 +108,9 @@ fn in_words(simba: &Simba, probe: &Probe, advice: Duration) -> String {
         advice.as_secs(),
         (advice * 3 / 5).as_secs().max(1),
     );
+    for variable in unknown {
+        text.push_str(&format!("note: the variable {variable} is set and has no meaning: ignored\n"));
+    }
     for finding in &probe.findings {
         text.push_str(&format!("{} {}\n  cure: {}\n", paint.yellow("!"), finding.problem, finding.cure));
     }
@@ -111,7 +120,7 @@ fn in_words(simba: &Simba, probe: &Probe, advice: Duration) -> String {
     text
 }
 
-fn in_json(probe: &Probe, advice: Duration) -> String {
+fn in_json(probe: &Probe, advice: Duration, unknown: &[String]) -> String {
     let findings: Vec<_> =
         probe.findings.iter().map(|found| json!({ "problem": found.problem, "cure": found.cure })).collect();
     let text = json!({
@@ -119,6 +128,7 @@ fn in_json(probe: &Probe, advice: Duration) -> String {
         "round_trip_us": u64::try_from(probe.round_trip.as_micros()).unwrap_or(u64::MAX),
         "recommended_ttl_ms": u64::try_from(advice.as_millis()).unwrap_or(u64::MAX),
         "findings": findings,
+        "unknown_variables": unknown,
     });
     format!("{text:#}\n")
 }

@@ -111,7 +111,8 @@ fn failure(tenure: &Tenure, ended: Ended, args: &RunArgs) -> Failure {
     let mutex = &args.mutex;
     match (args.max_hold, tenure.loss()) {
         (_, None) if ended == Ended::Unguarded => {
-            let message = format!("`{mutex}`: the guard of the command was killed, and the command with it");
+            let message =
+                format!("`{mutex}`: the guard of the command was killed or hangs: the command was killed");
             Failure::new(code::LOST, message)
         }
         // The longest hold is what the deadline was set by.

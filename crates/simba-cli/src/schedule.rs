@@ -1,17 +1,19 @@
 //! `simba schedule`: a command again and again, on the leader only.
 
 use std::ffi::OsString;
-use std::process::ExitCode;
+use std::io;
 use std::sync::Arc;
 
 use simba_mutex::{Lease, Schedule, Tenure};
+use tokio::sync::watch;
 
 use crate::args::ScheduleArgs;
+use crate::drain::{self, Drained};
 use crate::failure::{Failure, Outcome, code};
 use crate::health;
 use crate::nested;
 use crate::run::{lease_of, listen};
-use crate::signals::{self, Signals};
+use crate::signals::{self, Relay, Signals};
 use crate::store::Store;
 use crate::supervise::{Ended, Job};
 
@@ -20,21 +22,83 @@ pub(crate) async fn schedule(store: &Store, args: &ScheduleArgs) -> Outcome {
     let lease = lease_of(store, args.service.lease)?;
     let mut signals = listen()?;
     nested::refuse(store, &args.mutex, code::NOT_ACQUIRED).await?;
-    let relay = signals::relay();
-    let ticks = relay.clone();
+    let runs = Arc::new(Runs::new());
     let command: Arc<[OsString]> = args.service.command.clone().into();
     let scheduler = store.simba.scheduler(args.mutex.as_str()).with_lease(lease);
-    let job = scheduler.start(when(args)?, move |tenure| {
-        once(Arc::clone(&command), tenure, lease, Signals::Relayed(ticks.subscribe()))
-    })?;
+    let begun = Arc::clone(&runs);
+    let job = scheduler
+        .start(when(args)?, move |tenure| once(Arc::clone(&command), tenure, lease, Runs::begin(&begun)))?;
     let job = Arc::new(job);
     if let Some(address) = args.service.metrics {
         let leader = Arc::clone(&job);
         health::serve(address, Arc::new(move || leader.is_leading())).await?;
     }
-    signals.end_relaying(&relay).await;
-    signals.relaying(&relay, job.stop()).await?;
-    Ok(ExitCode::SUCCESS)
+    let drained = runs.drain(&mut signals).await;
+    drain::finish(&args.mutex, drained, job.stop()).await
+}
+
+/// The run of the command, of which there is one at most.
+struct Runs {
+    state: watch::Sender<State>,
+    relay: Relay,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// No run is started any more.
+    draining: bool,
+    running: bool,
+    /// How the run ended that was asked to.
+    drained: Option<Drained>,
+}
+
+/// A run under way. Ends when it is dropped.
+struct Run {
+    runs: Arc<Runs>,
+    signals: Signals,
+    ended: io::Result<Ended>,
+    held: bool,
+}
+
+impl Runs {
+    fn new() -> Self {
+        Self { state: watch::Sender::new(State::default()), relay: signals::relay() }
+    }
+
+    /// Begins a run, unless no more are to be started.
+    fn begin(runs: &Arc<Self>) -> Option<Run> {
+        // Before the state is read: a signal that comes after it reaches the run.
+        let signals = Signals::of(&runs.relay);
+        let begun = runs.state.send_if_modified(|state| {
+            state.running |= !state.draining;
+            !state.draining
+        });
+        // A run that is dropped before its end was cut off.
+        begun.then(|| Run { runs: Arc::clone(runs), signals, ended: Ok(Ended::Lost), held: false })
+    }
+
+    /// Waits for a signal that asks to end, then for the run that is under way. Returns how that one ended.
+    async fn drain(&self, signals: &mut Signals) -> Option<Drained> {
+        let signal = signals.end_relaying(&self.relay).await;
+        self.state.send_modify(|state| state.draining = true);
+        let _ = self.relay.send(signal);
+        let mut state = self.state.subscribe();
+        // The sender is ours, so this does not fail.
+        let _ = signals.relaying(&self.relay, state.wait_for(|state| !state.running)).await;
+        let mut drained = None;
+        self.state.send_modify(|state| drained = state.drained.take());
+        drained
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let drained = Drained::of(self.signals.asked(), &self.ended, self.held);
+        self.runs.state.send_modify(|state| {
+            state.running = false;
+            state.drained = drained;
+        });
+    }
 }
 
 fn when(args: &ScheduleArgs) -> Result<Schedule, Failure> {
@@ -54,11 +118,17 @@ async fn once(
     command: Arc<[OsString]>,
     tenure: Tenure,
     lease: Lease,
-    mut signals: Signals,
+    run: Option<Run>,
 ) -> Result<(), String> {
-    let ended = Job::new(&command, &tenure, lease).run_or_exit(&mut signals).await;
+    let Some(mut run) = run else {
+        // The schedule is about to be stopped, which ends the tenure.
+        tenure.expiring().await;
+        return Ok(());
+    };
+    run.ended = Job::new(&command, &tenure, lease).run_or_exit(&mut run.signals).await;
+    run.held = tenure.is_held();
     let mutex = tenure.mutex();
-    match ended {
+    match &run.ended {
         Ok(Ended::Code(0)) => Ok(()),
         Ok(ended) => {
             tracing::warn!(%mutex, ?ended, "the command failed");

@@ -21,8 +21,9 @@ const PASSED_ON: [Number; 10] = [
     Number::POWER,
 ];
 
-/// Those that ask to end.
-const ENDING: [Number; 4] = [Number::TERM, Number::INT, Number::HUP, Number::QUIT];
+/// Those that ask to end, with their names.
+const ENDING: [(Number, &str); 4] =
+    [(Number::TERM, "SIGTERM"), (Number::INT, "SIGINT"), (Number::HUP, "SIGHUP"), (Number::QUIT, "SIGQUIT")];
 
 /// Where signals are passed on to whichever command runs. None are kept for a later one.
 pub(crate) type Relay = broadcast::Sender<i32>;
@@ -34,10 +35,17 @@ pub(crate) fn relay() -> Relay {
 
 /// Signals as they come.
 #[derive(Debug)]
-pub(crate) enum Signals {
-    /// From the system.
+pub(crate) struct Signals {
+    source: Source,
+    /// Those so far that ask to end, in their order.
+    asked: Vec<i32>,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// The system.
     Heard(Vec<(i32, Signal)>),
-    /// From who heard them first.
+    /// The task that hears them first.
     Relayed(broadcast::Receiver<i32>),
 }
 
@@ -58,7 +66,18 @@ impl Signals {
             Ok((raw, signal(SignalKind::from_raw(raw))?))
         };
         let wanted = PASSED_ON.into_iter().filter(|number| ignored & (1 << (number.as_raw() - 1)) == 0);
-        Ok(Self::Heard(wanted.map(open).collect::<io::Result<_>>()?))
+        let streams = wanted.map(open).collect::<io::Result<_>>()?;
+        Ok(Self { source: Source::Heard(streams), asked: Vec::new() })
+    }
+
+    /// Returns those that the relay passes on from now.
+    pub(crate) fn of(relay: &Relay) -> Self {
+        Self { source: Source::Relayed(relay.subscribe()), asked: Vec::new() }
+    }
+
+    /// Returns the signals so far that ask to end, the first one first.
+    pub(crate) fn asked(&self) -> &[i32] {
+        &self.asked
     }
 
     /// The next one.
@@ -67,6 +86,71 @@ impl Signals {
     ///
     /// A dropped call loses nothing.
     pub(crate) async fn next(&mut self) -> i32 {
+        let number = self.source.next().await;
+        if is_ending(number) && !self.asked.contains(&number) {
+            self.asked.push(number);
+        }
+        number
+    }
+
+    /// The next one that asks to end.
+    pub(crate) async fn end(&mut self) -> i32 {
+        loop {
+            let number = self.next().await;
+            if is_ending(number) {
+                return number;
+            }
+        }
+    }
+
+    /// The next one that asks to end; the others are passed on.
+    pub(crate) async fn end_relaying(&mut self, relay: &Relay) -> i32 {
+        loop {
+            let number = self.next().await;
+            if is_ending(number) {
+                return number;
+            }
+            let _ = relay.send(number);
+        }
+    }
+
+    /// Passes all of them on until something is done.
+    pub(crate) async fn relaying<T>(&mut self, relay: &Relay, done: impl Future<Output = T>) -> T {
+        tokio::pin!(done);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut done => return done,
+                number = self.next() => drop(relay.send(number)),
+            }
+        }
+    }
+
+    /// One that asks to end and is here already.
+    pub(crate) async fn ended(&mut self) -> Option<i32> {
+        // A signal is heard only when the runtime looks, and it looks when it has nothing else to do.
+        tokio::task::yield_now().await;
+        tokio::select! {
+            biased;
+            number = self.end() => Some(number),
+            () = std::future::ready(()) => None,
+        }
+    }
+}
+
+/// Returns whether a signal asks to end.
+fn is_ending(number: i32) -> bool {
+    ENDING.iter().any(|(ending, _)| ending.as_raw() == number)
+}
+
+/// Returns the name of a signal, or its number if it has none here.
+pub(crate) fn name(number: i32) -> String {
+    let known = ENDING.iter().find(|(signal, _)| signal.as_raw() == number);
+    known.map_or_else(|| format!("signal {number}"), |(_, name)| (*name).to_owned())
+}
+
+impl Source {
+    async fn next(&mut self) -> i32 {
         match self {
             Self::Heard(streams) => {
                 std::future::poll_fn(|context| {
@@ -88,55 +172,6 @@ impl Signals {
             },
         }
     }
-
-    /// The next one that asks to end.
-    pub(crate) async fn end(&mut self) -> i32 {
-        loop {
-            let number = self.next().await;
-            if asks_to_end(number) {
-                return number;
-            }
-        }
-    }
-
-    /// The next one that asks to end; the others are passed on.
-    pub(crate) async fn end_relaying(&mut self, relay: &Relay) -> i32 {
-        loop {
-            let number = self.next().await;
-            if asks_to_end(number) {
-                return number;
-            }
-            let _ = relay.send(number);
-        }
-    }
-
-    /// Passes all of them on until something is done.
-    pub(crate) async fn relaying<T>(&mut self, relay: &Relay, done: impl Future<Output = T>) -> T {
-        tokio::pin!(done);
-        loop {
-            tokio::select! {
-                biased;
-                number = self.next() => drop(relay.send(number)),
-                done = &mut done => return done,
-            }
-        }
-    }
-
-    /// One that asks to end and is here already.
-    pub(crate) async fn ended(&mut self) -> Option<i32> {
-        // A signal is heard only when the runtime looks, and it looks when it has nothing else to do.
-        tokio::task::yield_now().await;
-        tokio::select! {
-            biased;
-            number = self.end() => Some(number),
-            () = std::future::ready(()) => None,
-        }
-    }
-}
-
-/// Whether a signal asks to end.
-fn asks_to_end(number: i32) -> bool {
-    ENDING.iter().any(|ending| ending.as_raw() == number)
 }
 
 /// The signals that this process was started to ignore, the first in the lowest bit.

@@ -24,7 +24,7 @@ pub(crate) enum Ended {
     Signal(i32),
     /// By us: the mutex was lost, or was about to be.
     Lost,
-    /// By us: its guard was killed, and nobody would have ended it in time.
+    /// By us: its guard was killed or hangs, and nobody would have ended it in time.
     Unguarded,
     /// Something of it is left that cannot be ended: the mutex must not be freed.
     Unclean,
@@ -54,6 +54,17 @@ struct Course {
     /// When a guard that says nothing is given up.
     hung: Option<Moment>,
     killed: bool,
+    /// The guard has stopped reading its orders.
+    deaf: bool,
+    /// When to look for a renewal. Kept across events: a flood of signals must not push it back.
+    tell_at: Moment,
+}
+
+impl Course {
+    /// Sends an order. A guard that does not take it counts as dead.
+    fn order(&mut self, order: Order) {
+        self.deaf |= !self.warden.order(order);
+    }
 }
 
 impl<'a> Job<'a> {
@@ -77,12 +88,26 @@ impl<'a> Job<'a> {
         let until = self.until();
         let foreground = if self.terminal.is_ours() { own_group() } else { None };
         let warden = Warden::start(self.command, &self.env(), foreground, until)?;
-        let mut course =
-            Course { warden, ended: None, group: None, until: Some(until), hung: None, killed: false };
+        let mut course = Course {
+            warden,
+            ended: None,
+            group: None,
+            until: Some(until),
+            hung: None,
+            killed: false,
+            deaf: false,
+            tell_at: SystemClock.now() + self.pace,
+        };
         loop {
             let told = course.until.is_none();
+            if course.deaf {
+                return Ok(self.cut_down(course, if told { Ended::Lost } else { Ended::Unguarded }));
+            }
             tokio::select! {
                 biased;
+                // What is about time comes first, each once: neither reports nor signals can delay it.
+                _ = self.tenure.lost(), if !course.killed => self.kill(&mut course),
+                () = self.tenure.expiring(), if !told => self.end(&mut course),
                 report = course.warden.report() => match report {
                     Some(Report::Failed(errno)) => {
                         course.warden.dismiss().await;
@@ -98,17 +123,13 @@ impl<'a> Job<'a> {
                         course.warden.give_up();
                         return Ok(Ended::Unclean);
                     }
-                    Some(report) => self.heard(report, &mut course).await,
+                    Some(report) => self.heard(report, &mut course),
                     // The guard itself is gone.
                     None => return Ok(self.cut_down(course, Ended::Unguarded)),
                 },
-                signal = signals.next() => course.warden.order(Order::Signal(signal)).await,
-                _ = self.tenure.lost(), if !course.killed => self.kill(&mut course).await,
-                () = self.tenure.expiring(), if !told => self.end(&mut course).await,
                 () = sleep_until(course.hung) => return Ok(self.cut_down(course, Ended::Lost)),
-                () = SystemClock.sleep_until(SystemClock.now() + self.pace), if !told => {
-                    self.tell_time(&mut course).await;
-                }
+                () = SystemClock.sleep_until(course.tell_at), if !told => self.tell_time(&mut course),
+                signal = signals.next() => course.order(Order::Signal(signal)),
             }
         }
     }
@@ -124,7 +145,7 @@ impl<'a> Job<'a> {
         Ok(ended)
     }
 
-    async fn heard(&self, report: Report, course: &mut Course) {
+    fn heard(&self, report: Report, course: &mut Course) {
         match report {
             Report::Started(pid) => {
                 course.group = Pid::from_raw(pid);
@@ -132,7 +153,7 @@ impl<'a> Job<'a> {
                     self.terminal.give(group);
                 }
             }
-            Report::Stopped => self.stand_still(course).await,
+            Report::Stopped => self.stand_still(course),
             Report::Exited(code) => course.ended = Some(Ended::Code(code)),
             Report::Signaled(signal) => course.ended = Some(Ended::Signal(signal)),
             Report::Failed(_) | Report::Clean { .. } | Report::Unclean => {}
@@ -140,27 +161,28 @@ impl<'a> Job<'a> {
     }
 
     /// Passes a renewal on.
-    async fn tell_time(&self, course: &mut Course) {
+    fn tell_time(&self, course: &mut Course) {
+        course.tell_at = SystemClock.now() + self.pace;
         let until = self.until();
         if course.until != Some(until) {
             course.until = Some(until);
-            course.warden.order(until).await;
+            course.order(until);
         }
     }
 
     /// There is time left to end in order.
-    async fn end(&self, course: &mut Course) {
+    fn end(&self, course: &mut Course) {
         course.until = None;
         course.hung = Some(self.tenure.deadline().saturating_sub(self.grace / 8 * 3));
-        course.warden.order(Order::End).await;
+        course.order(Order::End);
     }
 
     /// Another may hold the mutex already.
-    async fn kill(&self, course: &mut Course) {
+    fn kill(&self, course: &mut Course) {
         course.until = None;
         course.killed = true;
         course.hung = Some(SystemClock.now() + AT_ONCE);
-        course.warden.order(Order::Kill).await;
+        course.order(Order::Kill);
     }
 
     /// Does what the guard cannot do any more.
@@ -202,7 +224,7 @@ impl<'a> Job<'a> {
     }
 
     /// Stands still with the command, as a shell expects of a job. The lease is not renewed meanwhile.
-    async fn stand_still(&self, course: &mut Course) {
+    fn stand_still(&self, course: &mut Course) {
         let Some(group) = course.group else { return };
         let had = self.terminal.group() == Some(group);
         self.take_terminal(course);
@@ -211,7 +233,7 @@ impl<'a> Job<'a> {
         // Where nobody could have told us to go on, the keys do nothing, and a command in the background that
         // wants to read stays where it is.
         if stood_still || had {
-            course.warden.order(Order::Signal(Signal::CONT.as_raw())).await;
+            course.order(Order::Signal(Signal::CONT.as_raw()));
         }
     }
 }

@@ -75,21 +75,6 @@ impl Drop for Full {
 }
 
 #[test]
-fn a_full_disk_is_told_in_one_line_and_starts_nothing() {
-    let full = Full::new();
-    full.fill();
-    let run = full.simba(&["run", "--ttl", "500ms", "--transition", "250ms", "m", "--", "touch", "started"]);
-    let refused = full.world.start(run).wait();
-    assert_eq!(refused.code(), 69, "{refused:?}");
-    assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
-    assert!(refused.err.contains("full"), "{refused:?}");
-    assert!(!full.world.path("started").exists());
-    // With room again it goes on by itself.
-    fs::remove_file(full.world.path("full/filler")).unwrap();
-    full.world.start(full.simba(&["run", "m", "--", "sh", "-c", "exit 12"])).wait().expect(12);
-}
-
-#[test]
 fn places_that_cannot_be_are_told_in_one_line() {
     let world = World::new();
     fs::write(world.path("file"), "").unwrap();
@@ -124,18 +109,39 @@ fn a_command_that_is_refused_leaves_no_process() {
     }
 }
 
-#[test]
-fn a_system_without_processes_to_spare_is_told() {
-    let world = World::new();
-    let _ = tool("prlimit");
-    fs::copy(env!("CARGO_BIN_EXE_simba"), world.path("simba")).unwrap();
-    std::os::unix::fs::chown(world.dir.path(), Some(61_234), None).unwrap();
-    let mut command = tool("setpriv");
-    command.args(["--reuid=61234", "--clear-groups", "--", "prlimit", "--nproc=1", "--"]);
-    command.arg(world.path("simba")).args(["--on", &world.url, "run", "m", "--", "touch", "started"]);
-    command.env("HOME", world.dir.path()).current_dir(world.dir.path());
-    let refused = world.start(command).wait();
-    assert!([69, 126].contains(&refused.code()), "{refused:?}");
-    assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
-    assert!(!world.path("started").exists());
+/// Those that mount a file system or become another user.
+mod as_root {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_in_one_line_and_starts_nothing() {
+        let full = Full::new();
+        full.fill();
+        let run =
+            full.simba(&["run", "--ttl", "500ms", "--transition", "250ms", "m", "--", "touch", "started"]);
+        let refused = full.world.start(run).wait();
+        assert_eq!(refused.code(), 69, "{refused:?}");
+        assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
+        assert!(refused.err.contains("full"), "{refused:?}");
+        assert!(!full.world.path("started").exists());
+        // With room again it goes on by itself.
+        fs::remove_file(full.world.path("full/filler")).unwrap();
+        full.world.start(full.simba(&["run", "m", "--", "sh", "-c", "exit 12"])).wait().expect(12);
+    }
+
+    #[test]
+    fn a_system_without_processes_to_spare_is_told() {
+        let world = World::new();
+        let _ = tool("prlimit");
+        fs::copy(env!("CARGO_BIN_EXE_simba"), world.path("simba")).unwrap();
+        std::os::unix::fs::chown(world.dir.path(), Some(61_234), None).unwrap();
+        let mut command = tool("setpriv");
+        command.args(["--reuid=61234", "--clear-groups", "--", "prlimit", "--nproc=1", "--"]);
+        command.arg(world.path("simba")).args(["--on", &world.url, "run", "m", "--", "touch", "started"]);
+        command.env("HOME", world.dir.path()).current_dir(world.dir.path());
+        let refused = world.start(command).wait();
+        assert!([69, 126].contains(&refused.code()), "{refused:?}");
+        assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
+        assert!(!world.path("started").exists());
+    }
 }

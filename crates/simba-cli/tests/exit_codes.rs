@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
@@ -168,24 +169,6 @@ fn a_file_that_is_not_ours_is_seventy_six() {
     assert!(!world.path("started").exists());
 }
 
-/// Root is refused nothing, so another user asks.
-#[test]
-fn a_store_that_refuses_is_seventy_seven() {
-    let world = World::new();
-    fs::create_dir(world.path("closed")).unwrap();
-    fs::set_permissions(world.path("closed"), fs::Permissions::from_mode(0o700)).unwrap();
-    fs::set_permissions(world.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    // The program is not where other users may read it.
-    let program = world.path("simba");
-    fs::copy(env!("CARGO_BIN_EXE_simba"), &program).unwrap();
-    let url = format!("sqlite:{}", world.path("closed/store.db").display());
-    let mut command = tool("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(program);
-    command.args(["--on", &url, "run", "m", "--", "true"]).current_dir("/");
-    let refused = world.start(command).wait().expect(77);
-    assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
-}
-
 #[test]
 fn a_wrong_set_up_is_seventy_eight() {
     let world = World::new();
@@ -193,6 +176,83 @@ fn a_wrong_set_up_is_seventy_eight() {
     command.env_remove("HOME").env_remove("XDG_STATE_HOME").args(["run", "m", "--", "true"]);
     let refused = world.start(command).wait().expect(78);
     assert!(refused.err.contains("XDG_STATE_HOME"), "{refused:?}");
+}
+
+#[test]
+fn misspelt_variable_is_refused_with_78_and_names_the_one_that_is_meant() {
+    let world = World::new();
+    for args in [&["run", "m", "--", "touch", "started"][..], &["status", "m"], &["lead", "m", "--", "true"]]
+    {
+        let mut command = world.simba(args);
+        command.env("SIMBA_URI", "redis://user:c4n4ry@127.0.0.1:1");
+        let refused = world.start(command).wait().expect(78);
+        assert!(refused.err.contains("SIMBA_URI") && refused.err.contains("SIMBA_URL"), "{refused:?}");
+        assert!(!refused.said().contains("c4n4ry") && refused.err.lines().count() == 1, "{refused:?}");
+    }
+    let mut command = world.simba(&["run", "m", "--", "touch", "started"]);
+    command.env("SIMBA_URL", std::ffi::OsStr::from_bytes(b"redis://\xff"));
+    assert!(world.start(command).wait().expect(78).err.contains("SIMBA_URL"));
+    assert!(!world.path("started").exists());
+}
+
+#[test]
+fn unknown_variable_is_ignored_and_reported_by_doctor_and_verbose() {
+    let world = World::new();
+    let with = |args: &[&str]| {
+        let mut command = world.simba(args);
+        // A Service of Kubernetes that is called `simba` sets these.
+        command.env("SIMBA_PORT", "tcp://10.0.0.1:80").env("SIMBA_SERVICE_HOST", "10.0.0.1");
+        world.start(command).wait().expect(0)
+    };
+    assert_eq!(with(&["run", "m", "--", "true"]).err, "");
+    assert!(with(&["-v", "run", "m", "--", "true"]).err.contains("SIMBA_SERVICE_HOST"));
+    assert!(with(&["doctor"]).out.contains("SIMBA_PORT"));
+    let told: serde_json::Value = serde_json::from_str(&with(&["doctor", "--json"]).out).unwrap();
+    assert_eq!(told["unknown_variables"], serde_json::json!(["SIMBA_PORT", "SIMBA_SERVICE_HOST"]));
+}
+
+#[test]
+fn memory_is_refused_with_78_for_what_runs_a_command() {
+    let world = World::new();
+    for args in [
+        &["run", "m", "--", "touch", "started"][..],
+        &["lead", "m", "--", "touch", "started"],
+        &["schedule", "m", "--every", "1s", "--", "touch", "started"],
+    ] {
+        let mut typed = world.bare();
+        typed.args(["--on", "memory:"]).args(args);
+        let mut set = world.bare();
+        set.args(args).env("SIMBA_URL", "memory:");
+        for command in [typed, set] {
+            let refused = world.start(command).wait().expect(78);
+            assert!(refused.err.contains("memory:") && refused.err.contains("sqlite:PATH"), "{refused:?}");
+            assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
+        }
+    }
+    assert!(!world.path("started").exists());
+}
+
+#[test]
+fn file_in_a_directory_that_does_not_exist_is_refused_with_78() {
+    let world = World::new();
+    let missing = world.path("no/such");
+    for file in [missing.join("store.db").display().to_string(), "no/such/store.db".into()] {
+        let url = format!("sqlite:{file}");
+        for args in
+            [&["run", "m", "--", "touch", "started"][..], &["status"], &["tck", "they_grow"], &["bench"]]
+        {
+            let mut command = world.bare();
+            command.args(["--on", &url]).args(args);
+            let refused = world.start(command).wait().expect(78);
+            assert!(refused.err.contains("no/such` ") && refused.err.lines().count() == 1, "{refused:?}");
+        }
+    }
+    assert!(!world.path("no").exists() && !world.path("started").exists());
+    // The directory of the default is made.
+    let mut command = world.bare();
+    command.args(["run", "m", "--", "true"]);
+    world.start(command).wait().expect(0);
+    assert!(world.path("state/simba").is_dir());
 }
 
 #[test]
@@ -277,4 +337,27 @@ fn waiters(world: &World) -> Option<u64> {
     let status = world.run(&["status", "m", "--json"]).expect(0).out;
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     status[0]["waiters"].as_u64()
+}
+
+/// Root is refused nothing, so these become another user.
+mod as_root {
+    use super::*;
+
+    /// Root is refused nothing, so another user asks.
+    #[test]
+    fn a_store_that_refuses_is_seventy_seven() {
+        let world = World::new();
+        fs::create_dir(world.path("closed")).unwrap();
+        fs::set_permissions(world.path("closed"), fs::Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(world.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        // The program is not where other users may read it.
+        let program = world.path("simba");
+        fs::copy(env!("CARGO_BIN_EXE_simba"), &program).unwrap();
+        let url = format!("sqlite:{}", world.path("closed/store.db").display());
+        let mut command = tool("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(program);
+        command.args(["--on", &url, "run", "m", "--", "true"]).current_dir("/");
+        let refused = world.start(command).wait().expect(77);
+        assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
+    }
 }

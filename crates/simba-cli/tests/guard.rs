@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Running, World, children, is_alive, line, send, tool, until, until_true};
+use common::{Running, World, children, is_alive, is_guard, line, send, stat, tool, until, until_true};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
@@ -26,18 +26,27 @@ struct Guarded {
 impl Guarded {
     /// Starts a guard that may let the script run until so many milliseconds from now.
     fn start(world: &World, script: &str, end: i64, kill: i64) -> Self {
+        let guarded = Self::start_without_orders(world, script);
+        guarded.send_first_order(end, kill);
+        guarded
+    }
+
+    /// Starts a guard that waits for its first order.
+    fn start_without_orders(world: &World, script: &str) -> Self {
         let (line, theirs) = UnixStream::pair().unwrap();
         let mut command = world.bare();
         command.args(["__guard", "0", "sh", "-c", script]).stdin(Stdio::from(OwnedFd::from(theirs)));
-        let running = world.start(command);
+        Self { running: world.start(command), line }
+    }
+
+    fn send_first_order(&self, end: i64, kill: i64) {
         let input = fs::File::open("/dev/null").unwrap();
         let fds = [input.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut rights = SendAncillaryBuffer::new(&mut space);
         rights.push(SendAncillaryMessage::ScmRights(&fds));
         let text = until_line(end, kill);
-        sendmsg(&line, &[IoSlice::new(text.as_bytes())], &mut rights, SendFlags::empty()).unwrap();
-        Self { running, line }
+        sendmsg(&self.line, &[IoSlice::new(text.as_bytes())], &mut rights, SendFlags::empty()).unwrap();
     }
 
     fn order(&mut self, order: &str) {
@@ -66,6 +75,21 @@ fn until_line(end: i64, kill: i64) -> String {
 fn a_command_whose_time_is_up_is_not_started() {
     let world = World::new();
     let guarded = Guarded::start(&world, "touch started", -1, 1000);
+    assert_eq!(guarded.reports(), ["overdue"]);
+    assert!(!world.path("started").exists());
+}
+
+/// The mutex is acquired and the guard knows until when, but it is stopped before it starts the command.
+#[test]
+fn guard_that_is_stopped_until_the_time_is_up_starts_nothing() {
+    let world = World::new();
+    let guarded = Guarded::start_without_orders(&world, "touch started");
+    until_true("guard that waits for its first order", || is_guard(guarded.running.pid()));
+    guarded.running.signal(Signal::STOP);
+    until_true("stopped guard", || stat(guarded.running.pid(), 0).as_deref() == Some("T"));
+    guarded.send_first_order(1000, 60_000);
+    std::thread::sleep(Duration::from_millis(1500));
+    guarded.running.signal(Signal::CONT);
     assert_eq!(guarded.reports(), ["overdue"]);
     assert!(!world.path("started").exists());
 }
@@ -149,45 +173,17 @@ fn signals_to_the_guard_do_not_end_it() {
     assert_eq!(guarded.reports()[1..], ["signaled 9", "overdue"]);
 }
 
-/// A program of root below a `simba` that is not: it cannot be killed, and so the mutex is not freed.
+/// As when `simba` is stopped: nobody reads, and every stop of the command is a report.
 #[test]
-fn what_cannot_be_ended_keeps_the_mutex_until_its_lease_is_over() {
-    const USER: u32 = 61_235;
+fn reports_that_nobody_reads_do_not_delay_the_end() {
     let world = World::new();
-    std::os::unix::fs::chown(world.dir.path(), Some(USER), None).unwrap();
-    fs::copy(env!("CARGO_BIN_EXE_simba"), world.path("simba")).unwrap();
-    let found = common::output(tool("sh").args(["-c", "command -v setpriv"])).unwrap().stdout;
-    fs::copy(String::from_utf8(found).unwrap().trim(), world.path("become")).unwrap();
-    let rights = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
-    fs::set_permissions(world.path("become"), rights).unwrap();
-    let script = "./become --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > root; exec sleep 60' & \
-                  while [ ! -s root ]; do sleep 0.01; done; exit 0";
-    fs::write(world.path("root"), "").unwrap();
-    let mut command = tool("setpriv");
-    command.args([&format!("--reuid={USER}"), "--clear-groups", "--"]).arg(world.path("simba"));
-    command.args([
-        "--on",
-        &world.url,
-        "run",
-        "--ttl",
-        "4s",
-        "--transition",
-        "2s",
-        "m",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ]);
-    command.current_dir(world.dir.path()).env("HOME", world.dir.path());
-    let mut running = world.start(command);
-    assert_eq!(running.status().code(), Some(75), "{}", running.err());
-    assert!(running.err().contains("left"), "{}", running.err());
-    let root: i32 = line(&world.path("root")).parse().unwrap();
-    assert!(is_alive(root));
-    world.run(&["run", "-n", "m", "--", "true"]).expect(1);
-    send(root, Signal::KILL);
-    until_true("end of the lease", || world.run(&["run", "-n", "m", "--", "true"]).code() == 0);
+    let script = "trap '' TERM; n=0; while [ $n -lt 600 ]; do n=$((n+1)); \
+                  (kill -STOP $$; sleep 0.002; kill -CONT $$); done; echo up > up; while :; do sleep 0.01; done";
+    let mut guarded = Guarded::start(&world, script, 120_000, 121_000);
+    line(&world.path("up"));
+    guarded.order(&until_line(0, 0));
+    until_true("end of the command", || guarded.running.work().is_empty());
+    assert_eq!(guarded.reports().last().unwrap(), "overdue");
 }
 
 #[test]
@@ -209,4 +205,50 @@ fn a_command_that_is_killed_leaves_its_children_to_the_guard_and_not_to_init() {
     let mut running = running;
     assert_eq!(running.status().code(), Some(143));
     assert!(!is_alive(orphan));
+}
+
+/// Those that become another user.
+mod as_root {
+    use super::*;
+
+    /// A program of root below a `simba` that is not: it cannot be killed, and so the mutex is not freed.
+    #[test]
+    fn what_cannot_be_ended_keeps_the_mutex_until_its_lease_is_over() {
+        const USER: u32 = 61_235;
+        let world = World::new();
+        std::os::unix::fs::chown(world.dir.path(), Some(USER), None).unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_simba"), world.path("simba")).unwrap();
+        let found = common::output(tool("sh").args(["-c", "command -v setpriv"])).unwrap().stdout;
+        fs::copy(String::from_utf8(found).unwrap().trim(), world.path("become")).unwrap();
+        let rights = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
+        fs::set_permissions(world.path("become"), rights).unwrap();
+        let script = "./become --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > root; exec sleep 60' & \
+                      while [ ! -s root ]; do sleep 0.01; done; exit 0";
+        fs::write(world.path("root"), "").unwrap();
+        let mut command = tool("setpriv");
+        command.args([&format!("--reuid={USER}"), "--clear-groups", "--"]).arg(world.path("simba"));
+        command.args([
+            "--on",
+            &world.url,
+            "run",
+            "--ttl",
+            "4s",
+            "--transition",
+            "2s",
+            "m",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ]);
+        command.current_dir(world.dir.path()).env("HOME", world.dir.path());
+        let mut running = world.start(command);
+        assert_eq!(running.status().code(), Some(75), "{}", running.err());
+        assert!(running.err().contains("left"), "{}", running.err());
+        let root: i32 = line(&world.path("root")).parse().unwrap();
+        assert!(is_alive(root));
+        world.run(&["run", "-n", "m", "--", "true"]).expect(1);
+        send(root, Signal::KILL);
+        until_true("end of the lease", || world.run(&["run", "-n", "m", "--", "true"]).code() == 0);
+    }
 }

@@ -56,49 +56,57 @@ fn bash_completes() {
     assert_eq!((lines[1].trim(), lines[2].trim()), ("schedule", "--max-hold"), "{told}");
 }
 
-#[test]
-fn zsh_loads_them() {
-    let world = World::new();
-    script(&world, "zsh", "_simba");
-    let load = "fpath=($PWD $fpath); autoload -Uz compinit; compinit -u -D; \
-                [[ ${_comps[simba]} == _simba ]] || exit 1; autoload +X _simba; echo ${+functions[_simba]}";
-    let mut zsh = tool("zsh");
-    zsh.args(["-f", "-c", load]);
-    assert_eq!(said(&world, zsh).trim(), "1");
-    let mut zsh = tool("zsh");
-    zsh.args(["-n", "./_simba"]);
-    said(&world, zsh);
-}
+/// Those that need programs which few machines have.
+mod with_tools {
+    use super::*;
 
-#[test]
-fn fish_completes() {
-    let world = World::new();
-    script(&world, "fish", "simba.fish");
-    let load = "source ./simba.fish; complete -C 'simba '; echo ==; complete -C 'simba run --max'";
-    let mut fish = tool("fish");
-    fish.args(["--no-config", "-c", load]);
-    let told = said(&world, fish);
-    let (commands, options) = told.split_once("==\n").unwrap();
-    assert!(COMMANDS.iter().all(|command| commands.lines().any(|line| line.starts_with(command))), "{told}");
-    assert!(options.contains("--max-hold"), "{told}");
-}
+    #[test]
+    fn zsh_loads_them() {
+        let world = World::new();
+        script(&world, "zsh", "_simba");
+        let load = "fpath=($PWD $fpath); autoload -Uz compinit; compinit -u -D; \
+                    [[ ${_comps[simba]} == _simba ]] || exit 1; autoload +X _simba; echo ${+functions[_simba]}";
+        let mut zsh = tool("zsh");
+        zsh.args(["-f", "-c", load]);
+        assert_eq!(said(&world, zsh).trim(), "1");
+        let mut zsh = tool("zsh");
+        zsh.args(["-n", "./_simba"]);
+        said(&world, zsh);
+    }
 
-#[test]
-fn manual_pages_render_without_a_complaint() {
-    let world = World::new();
-    let _ = tool("mandoc");
-    for page in [None].into_iter().chain(COMMANDS.map(Some)) {
-        let args: Vec<&str> = ["man"].into_iter().chain(page).collect();
-        fs::write(world.path("page.1"), world.run(&args).expect(0).out).unwrap();
-        let mut lint = Command::new("mandoc");
-        lint.args(["-T", "lint", "-W", "error", "page.1"]);
-        said(&world, lint);
-        let mut man = tool("man");
-        man.args(["-l", "page.1"]).env("MANPAGER", "cat").env("MANWIDTH", "80").env("LC_ALL", "C.UTF-8");
-        let text = said(&world, man);
-        let name = page.map_or("simba".into(), |page| format!("simba-{page}"));
-        assert!(text.contains("NAME") && text.contains(&name), "{page:?}: {text}");
-        assert!(text.contains("xample"), "{page:?} has examples: {text}");
+    #[test]
+    fn fish_completes() {
+        let world = World::new();
+        script(&world, "fish", "simba.fish");
+        let load = "source ./simba.fish; complete -C 'simba '; echo ==; complete -C 'simba run --max'";
+        let mut fish = tool("fish");
+        fish.args(["--no-config", "-c", load]);
+        let told = said(&world, fish);
+        let (commands, options) = told.split_once("==\n").unwrap();
+        assert!(
+            COMMANDS.iter().all(|command| commands.lines().any(|line| line.starts_with(command))),
+            "{told}"
+        );
+        assert!(options.contains("--max-hold"), "{told}");
+    }
+
+    #[test]
+    fn manual_pages_render_without_a_complaint() {
+        let world = World::new();
+        let _ = tool("mandoc");
+        for page in [None].into_iter().chain(COMMANDS.map(Some)) {
+            let args: Vec<&str> = ["man"].into_iter().chain(page).collect();
+            fs::write(world.path("page.1"), world.run(&args).expect(0).out).unwrap();
+            let mut lint = Command::new("mandoc");
+            lint.args(["-T", "lint", "-W", "error", "page.1"]);
+            said(&world, lint);
+            let mut man = tool("man");
+            man.args(["-l", "page.1"]).env("MANPAGER", "cat").env("MANWIDTH", "80").env("LC_ALL", "C.UTF-8");
+            let text = said(&world, man);
+            let name = page.map_or("simba".into(), |page| format!("simba-{page}"));
+            assert!(text.contains("NAME") && text.contains(&name), "{page:?}: {text}");
+            assert!(text.contains("xample"), "{page:?} has examples: {text}");
+        }
     }
 }
 

@@ -73,13 +73,14 @@ pub trait Session: Send + 'static {
     /// - [`Answer::Ours`]: ours through *this* session for at least `remaining`, counted by the store from a
     ///   moment after this call was made. The engine counts from before the call: an answer that comes from a
     ///   request sent earlier, such as a batch under way, would make its deadline too late and is never given.
-    /// - The token of [`Answer::Ours`] is never absent, stays the same through renewals and grows with every
-    ///   acquisition that is not one. It is the one that the store has now, never a remembered one.
+    /// - The token of [`Answer::Ours`] is never absent, stays the same through renewals and strictly increases with
+    ///   every acquisition, including one by the same session after a loss. It is the one that the store has
+    ///   now, never a remembered one.
     /// - Free, and our turn: take it. Free, but promised to a live waiter before us: [`Answer::Vacant`].
     ///   With [`Intent::Queue`] keep our place in the queue; with [`Intent::Try`] leave no trace.
-    /// - `prior` is what this session may have already, see [`Prior`]. With [`Prior::Nothing`], our own id in
-    ///   the store belongs to a stranger who shares it: report [`Answer::Held`] and change nothing. With another
-    ///   prior, [`Answer::Held`] with our own id means what a store session of ours that is gone left behind.
+    /// - `prior` is what this session may have already, see [`Prior`]. With [`Prior::Nothing`], a hold under our
+    ///   own id is not this session's: report [`Answer::Held`] and change nothing. With another prior,
+    ///   [`Answer::Held`] with our own id names what a store session of ours that is gone left behind.
     ///
     /// # Errors
     ///
@@ -136,7 +137,7 @@ pub trait Session: Send + 'static {
 pub struct Claim {
     /// The mutex it is about.
     pub mutex: MutexName,
-    /// Who contends.
+    /// The contender's id, which no other session has or had.
     pub contender: ContenderId,
     /// For how long at a time.
     pub lease: Lease,
@@ -182,8 +183,10 @@ pub enum Prior {
     /// Unknown: a call before may have won without an answer. Adopt what is ours, with its token.
     Unknown,
     /// The mutex under this token, which was given up for lost here before the store's lease ended. If the
-    /// store still has it under that very token, take it anew with a greater one, so that what the lost
-    /// tenure left behind is fenced off; a store that cannot may leave the token as it is.
+    /// store still has it under that very token, give that hold up and take the mutex anew with a greater token
+    /// when it is our turn, so that what the lost tenure left behind is fenced off. The engine begins no tenure
+    /// under a token that is not greater than the one before: it gives the mutex back and reports
+    /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol).
     Lapsed(FencingToken),
     /// The mutex: the last answer said so. Renew it; its token stays.
     Held,
@@ -193,7 +196,7 @@ pub enum Prior {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Holding {
-    /// No hold, surely: leave the queue and pass a wake-up on. Our own id in the store is a stranger's.
+    /// No hold, surely: leave the queue and pass a wake-up on. A hold under our own id is not this session's.
     Nothing,
     /// A call may have won without an answer: free whatever stands under our id.
     Unknown,

@@ -13,13 +13,18 @@ use crate::engine::{Driver, Link, Mode, Order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::simba::Core;
 use crate::tenure::Tenure;
-use crate::types::{ContenderId, Lease, MutexName, MutexOwner, MutexState};
+use crate::types::{ContenderId, Label, Lease, MutexName, MutexOwner, MutexState};
 
-/// Is told when it gains and when it loses the mutex.
+/// Is notified when it gains the mutex, when it should stop, and when it has lost the mutex.
 ///
 /// Every `on_acquired` is followed by exactly one `on_released` of the same tenure, in order, even when the
-/// first takes longer than the tenure. A tenure that came and went while a callback was busy is skipped as a
-/// pair. Callbacks run beside the engine: however long they take, renewals go on.
+/// first takes longer than the tenure. Between the two comes at least one `on_expiring`. A tenure that came and
+/// went while a callback was busy is skipped altogether. Callbacks run beside the engine: however long they
+/// take, renewals go on.
+///
+/// Callbacks run one at a time, since each has `&mut self`. One that comes due while another runs is called
+/// right after it. So an `on_acquired` that returns late must itself watch [`Tenure::expiring`], which
+/// completes on time in any case, or do its work under [`Tenure::run`].
 ///
 /// A graceful stop waits for the callbacks, until the deadline at most, before it frees the mutex.
 ///
@@ -47,6 +52,16 @@ use crate::types::{ContenderId, Lease, MutexName, MutexOwner, MutexState};
 pub trait Contender: Send + 'static {
     /// The mutex was gained; `state` is the change of owners.
     fn on_acquired(&mut self, tenure: &Tenure, state: &MutexState) -> impl Future<Output = ()> + Send;
+
+    /// Stops the work, which the mutex may soon not cover any more: it is called when [`Tenure::expiring`]
+    /// completes, which is `grace` before the deadline even while the store hangs, or when the end is announced.
+    ///
+    /// A renewal may still succeed. Then the tenure goes on, [`Tenure::is_expiring`] is false again, and this is
+    /// called again before the next deadline. Does nothing by default.
+    fn on_expiring(&mut self, tenure: &Tenure) -> impl Future<Output = ()> + Send {
+        let _ = tenure;
+        std::future::ready(())
+    }
 
     /// The tenure is over, or its end is announced and the work under [`Tenure::run`] has ended: stop what
     /// else depends on it before returning.
@@ -78,7 +93,7 @@ pub struct Contention {
     core: Arc<Core>,
     name: Result<MutexName>,
     lease: Lease,
-    id: Option<ContenderId>,
+    label: Result<Option<Label>>,
     initial_delay: Duration,
     contender: Option<SharedContender>,
     running: Mutex<Option<Running>>,
@@ -109,7 +124,7 @@ impl Contention {
             core,
             name,
             lease,
-            id: None,
+            label: Ok(None),
             initial_delay: Duration::ZERO,
             contender: None,
             running: Mutex::default(),
@@ -127,13 +142,10 @@ impl Contention {
         Self { lease, ..self }
     }
 
-    /// Contends under this id instead of a fresh one for every start.
-    ///
-    /// Ids must be unique among the living: while another holds the mutex under the same id, this one stays
-    /// out, and [`last_error`](Self::last_error) says so. A process that crashed and comes back under its old
-    /// id therefore waits until the lease that it left behind ends.
-    pub fn with_id(self, id: ContenderId) -> Self {
-        Self { id: Some(id), ..self }
+    /// Begins the contender's ids with this label. See [`Locker::with_label`](crate::Locker::with_label). A wrong
+    /// label is an error of the start.
+    pub fn with_label(self, label: impl AsRef<str>) -> Self {
+        Self { label: Label::new(label.as_ref()).map(Some), ..self }
     }
 
     /// Waits this long after a start before it first contends, to stagger a cold start; default zero.
@@ -146,9 +158,11 @@ impl Contention {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] for a wrong name or outside a runtime, [`ErrorKind::Closed`] after a shutdown.
+    /// [`ErrorKind::Invalid`] for a wrong name or label or outside a runtime, [`ErrorKind::Closed`] after a
+    /// shutdown.
     pub fn start(&self) -> Result<()> {
         let mutex = self.name.clone()?;
+        let label = self.label.clone().map_err(|error| error.with_mutex(&mutex))?;
         let mut running = self.running();
         if running.as_ref().is_some_and(|running| running.status() == Status::Running) {
             return Ok(());
@@ -156,7 +170,7 @@ impl Contention {
         let link = Link::new();
         let order = Order {
             mutex,
-            id: self.id.clone(),
+            label,
             lease: self.lease,
             mode: Mode::Forever,
             initial_delay: self.initial_delay,
@@ -253,7 +267,13 @@ impl Contention {
         self.link().map_or(MutexState::none(), |link| link.state())
     }
 
-    /// The id that it contends under. A fresh one after every start and every step-down, unless it was chosen.
+    /// Returns the label of its ids, if it has one.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.label.as_ref().ok()?.as_ref().map(Label::as_str)
+    }
+
+    /// Returns the id that it contends under: a new one after every start and every step-down.
     #[must_use]
     pub fn id(&self) -> Option<ContenderId> {
         self.link()?.contender()
@@ -316,6 +336,7 @@ impl fmt::Debug for Contention {
 /// [`Contender`] behind a pointer.
 trait ErasedContender: Send {
     fn acquired<'a>(&'a mut self, tenure: &'a Tenure, state: &'a MutexState) -> Callback<'a>;
+    fn expiring<'a>(&'a mut self, tenure: &'a Tenure) -> Callback<'a>;
     fn released<'a>(&'a mut self, tenure: &'a Tenure, state: &'a MutexState) -> Callback<'a>;
 }
 
@@ -324,6 +345,10 @@ type Callback<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 impl<C: Contender> ErasedContender for C {
     fn acquired<'a>(&'a mut self, tenure: &'a Tenure, state: &'a MutexState) -> Callback<'a> {
         Box::pin(self.on_acquired(tenure, state))
+    }
+
+    fn expiring<'a>(&'a mut self, tenure: &'a Tenure) -> Callback<'a> {
+        Box::pin(self.on_expiring(tenure))
     }
 
     fn released<'a>(&'a mut self, tenure: &'a Tenure, state: &'a MutexState) -> Callback<'a> {
@@ -340,7 +365,13 @@ async fn dispatch(contender: SharedContender, link: Link) {
         // A graceful end waits for this work, so the mutex is freed after `on_released` only.
         if let Some(work) = tenure.begin() {
             reported(&tenure, async { contender.acquired(&tenure, &state).await }).await;
-            tenure.closing().await;
+            loop {
+                tenure.expiring().await;
+                reported(&tenure, async { contender.expiring(&tenure).await }).await;
+                if !tenure.renewed().await {
+                    break;
+                }
+            }
             work.alone().await;
             let state = MutexState::new(state.after, other_owner(&link, &tenure));
             reported(&tenure, async { contender.released(&tenure, &state).await }).await;

@@ -17,7 +17,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum ErrorKind {
     /// The caller's input is wrong: a name, an id, a duration, a URL, a cron line. Permanent.
     Invalid,
-    /// The store or its schema is not set up as needed, or two contenders share an id. Permanent until mended.
+    /// The store or its schema is not set up as needed. Permanent until the setup is fixed.
     Config,
     /// The store refused: credentials or rights. Permanent until mended.
     Denied,

@@ -37,8 +37,10 @@
 //!
 //! # Runtime
 //!
-//! The engine runs on tokio: on the runtime of the caller, or on one given to [`SimbaBuilder::runtime`]. Every
-//! future handed to users only listens; dropping one neither leaks a mutex nor frees one that is in use.
+//! The engine runs on tokio: on the runtime of the caller, or on one given to [`SimbaBuilder::runtime`]. Dropping a
+//! future neither leaks a mutex nor frees one that is in use. Most futures only listen to the engine. Two also do
+//! work while they are polled: a lock makes its first call to the store in the task of its caller, and
+//! [`Guard::release`] its last one. A dropped one continues in a task of the engine.
 //!
 //! # Features
 //!

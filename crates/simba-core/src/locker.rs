@@ -12,7 +12,7 @@ use crate::seeded::{self, Bug};
 use crate::simba::Core;
 use crate::telemetry;
 use crate::tenure::{Loss, Tenure, Work};
-use crate::types::{ContenderId, FencingToken, Lease, MutexName, MutexOwner};
+use crate::types::{ContenderId, FencingToken, Label, Lease, MutexName, MutexOwner};
 
 /// Locks one mutex, one guard at a time.
 ///
@@ -37,7 +37,7 @@ pub struct Locker {
     core: Arc<Core>,
     name: Result<MutexName>,
     lease: Lease,
-    id: Option<ContenderId>,
+    label: Result<Option<Label>>,
     patience: Option<Duration>,
     max_hold: Option<Duration>,
     min_hold: Duration,
@@ -51,7 +51,7 @@ impl Locker {
             core,
             name,
             lease,
-            id: None,
+            label: Ok(None),
             patience: None,
             max_hold: None,
             min_hold: Duration::ZERO,
@@ -65,13 +65,26 @@ impl Locker {
         Self { lease, ..self }
     }
 
-    /// Contends under this id instead of a fresh one for every lock.
+    /// Begins the contender's ids with this label instead of the process and host: `<label>.<12 random characters>`.
     ///
-    /// Ids must be unique among the living: while another holds the mutex under the same id, a lock fails with
-    /// [`ErrorKind::Config`]; so does one after a crash, until the lease that was left behind ends.
+    /// Every lock contends under a new id, whatever the label, so two lockers with one label never share a hold. A
+    /// label is 1 to 19 characters of `a-z 0-9 . _ : -`. A wrong one is an error of the first lock and is never cut.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> simba_core::Result<()> {
+    /// # let simba = simba_core::Simba::new(simba_core::MemoryBackend::new());
+    /// let locker = simba.locker("orders").with_label("billing-3");
+    /// let guard = locker.lock().await?;
+    /// assert!(guard.contender().as_str().starts_with("billing-3."));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
-    pub fn with_id(self, id: ContenderId) -> Self {
-        Self { id: Some(id), ..self }
+    pub fn with_label(self, label: impl AsRef<str>) -> Self {
+        Self { label: Label::new(label.as_ref()).map(Some), ..self }
     }
 
     /// Gives the mutex up after `max_hold` at the latest, should the work hang while renewals go on.
@@ -81,7 +94,8 @@ impl Locker {
     }
 
     /// Keeps the mutex for `min_hold` at the least, so that a short job does not run again on a host whose
-    /// clock is behind. A release waits for it; a shutdown cuts it short.
+    /// clock is behind. A release waits for it; a shutdown cuts it short. A lock that was cancelled before it
+    /// returned a guard keeps nothing.
     #[must_use]
     pub fn with_min_hold(self, min_hold: Duration) -> Self {
         Self { min_hold, ..self }
@@ -97,7 +111,7 @@ impl Locker {
     ///
     /// # Errors
     ///
-    /// - [`ErrorKind::Invalid`]: a wrong name or contradictory settings
+    /// - [`ErrorKind::Invalid`]: a wrong name or label, or contradictory settings
     /// - [`ErrorKind::Unavailable`]: the store could not be reached for the whole
     ///   [patience](Self::with_patience)
     /// - [`ErrorKind::Config`], [`ErrorKind::Denied`], [`ErrorKind::Protocol`]: somebody has to mend the
@@ -118,9 +132,11 @@ impl Locker {
         Ok(guard)
     }
 
-    /// Takes the mutex if it is to be had at once; `None` if another holds it or waited before us.
+    /// Takes the mutex if it is to be had at once; `None` if another holds it or waited before us, or if the
+    /// guard that this locker gave before still keeps it.
     ///
-    /// [`last_holder`](Self::last_holder) tells who.
+    /// [`last_holder`](Self::last_holder) tells who. It ends within three calls to the store, each of which is
+    /// bounded.
     ///
     /// # Errors
     ///
@@ -155,14 +171,16 @@ impl Locker {
         }
         let began = self.begin();
         let attempt = self.attempt(Mode::Once(self.patience().max(timeout)))?;
-        match within(&*self.core.clock, timeout, attempt.acquired()).await {
-            Some(Ok(_)) => {}
-            Some(Err(outcome)) => outcome?,
-            // Won at the last moment counts.
-            None if attempt.hold.link.acquired_now().is_some() => {}
-            None => return Err(self.timed_out(&attempt.hold.link, timeout)),
-        }
-        let guard = attempt.guard().await?.ok_or_else(|| self.closed())?;
+        let tenure = match within(&*self.core.clock, timeout, attempt.acquired()).await {
+            Some(Ok(tenure)) => tenure,
+            Some(Err(outcome)) => return Err(outcome.err().unwrap_or_else(|| self.closed())),
+            None => match attempt.hold.link.acquired_now() {
+                // Won at the last moment counts.
+                Some(tenure) => tenure,
+                None => return Err(self.timed_out(&attempt.hold.link, timeout)),
+            },
+        };
+        let guard = attempt.guarded(tenure)?;
         self.waited_since(began);
         Ok(guard)
     }
@@ -176,6 +194,12 @@ impl Locker {
         if let Some(began) = began {
             telemetry::waited(self.core.backend.name(), self.core.clock.now() - began);
         }
+    }
+
+    /// Returns the label of its ids, if it has one.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.label.as_ref().ok()?.as_ref().map(Label::as_str)
     }
 
     /// Who held the mutex when this locker last looked.
@@ -197,21 +221,22 @@ impl Locker {
             return Err(self.about(Error::new(ErrorKind::Reentered, message)));
         }
         let link = Link::new();
-        // The release of the guard before goes first: it may be under way under the same id.
-        let ride = Driver::ride(&self.core, order, &link, last.take())?;
+        // The release of the guard before goes first, or this lock would find the mutex held.
+        let ride = Driver::ride(&self.core, order, &link, last.clone())?;
         *last = Some(link.clone());
         Ok(Attempt { hold: Hold { link, ride } })
     }
 
     fn order(&self, mode: Mode) -> Result<Order> {
         let mutex = self.name.clone()?;
+        let label = self.label.clone().map_err(|error| error.with_mutex(&mutex))?;
         if self.max_hold.is_some_and(|max_hold| max_hold.is_zero() || max_hold <= self.min_hold) {
             let message = "the longest hold must be longer than zero and than the shortest hold";
             return Err(Error::invalid(message).with_mutex(&mutex));
         }
         Ok(Order {
             mutex,
-            id: self.id.clone(),
+            label,
             lease: self.lease,
             mode,
             initial_delay: Duration::ZERO,
@@ -276,13 +301,16 @@ impl Attempt {
 
     /// Hands the mutex over to a guard; `None` if it was refused.
     async fn guard(self) -> Result<Option<Guard>> {
-        let tenure = match self.acquired().await {
-            Ok(tenure) => tenure,
-            Err(outcome) => return outcome.map(|()| None),
-        };
-        // Lost between two lines: the driver has ended, or is about to.
+        match self.acquired().await {
+            Ok(tenure) => self.guarded(tenure).map(Some),
+            Err(outcome) => outcome.map(|()| None),
+        }
+    }
+
+    /// Makes a guard of the tenure, which may be over since it was handed over.
+    fn guarded(self, tenure: Tenure) -> Result<Guard> {
         let Some(work) = tenure.begin() else { return Err(lost(&tenure)) };
-        Ok(Some(Guard { work: Some(work), hold: self.hold, tenure }))
+        Ok(Guard { work: Some(work), hold: self.hold, tenure })
     }
 }
 
@@ -331,6 +359,12 @@ impl Guard {
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.tenure.token()
+    }
+
+    /// Returns the id that the mutex is held under.
+    #[must_use]
+    pub fn contender(&self) -> &ContenderId {
+        self.tenure.contender()
     }
 
     /// Whether the mutex is held at this moment. Reads the clock.

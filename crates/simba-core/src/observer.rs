@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::backend::{Claim, Intent, Ownership, Session};
-use crate::clock::{Moment, within};
+use crate::clock::{Clock, Moment, within};
 use crate::engine::Pacing;
 use crate::error::{Error, ErrorKind, Result};
 use crate::simba::Core;
@@ -22,7 +22,8 @@ pub enum View {
     Owned(MutexOwner),
     /// Nobody owns it.
     Vacant,
-    /// The store cannot be asked since this moment, or the last owner's lease ran out unseen.
+    /// The owner is unknown since this moment: the store cannot be asked, or the lease of the last known owner
+    /// has ended and the store has not been asked since.
     Unknown {
         /// Since when.
         since: Moment,
@@ -30,6 +31,14 @@ pub enum View {
 }
 
 impl View {
+    /// Returns what is known at `now`: an owner whose lease has ended since may have renewed it or not.
+    fn at(&self, now: Moment) -> Self {
+        match self {
+            Self::Owned(owner) if !owner.has_owner(now) => Self::Unknown { since: owner.transition_at },
+            view => view.clone(),
+        }
+    }
+
     /// Whether both say the same about who owns the mutex, whatever they say about how long.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
@@ -67,6 +76,7 @@ impl View {
 #[must_use = "dropping it ends the watch"]
 pub struct Observer {
     mutex: MutexName,
+    clock: Arc<dyn Clock>,
     shared: Arc<Watched<Shared>>,
     /// The number of changes that [`changed`](Self::changed) has told.
     told: u64,
@@ -97,7 +107,8 @@ impl Observer {
             core: Arc::clone(core),
         };
         core.spawn(watch.run(stop.clone()))?;
-        Ok(Self { mutex, shared, told: 0, _watch: stop.drop_guard() })
+        let clock = Arc::clone(&core.clock);
+        Ok(Self { mutex, clock, shared, told: 0, _watch: stop.drop_guard() })
     }
 
     /// The mutex.
@@ -106,10 +117,11 @@ impl Observer {
         &self.mutex
     }
 
-    /// What is known now.
+    /// Returns what is known at this moment. Reads the clock: an owner whose lease has ended is
+    /// [`View::Unknown`] until the store is asked again.
     #[must_use]
     pub fn view(&self) -> View {
-        self.shared.read(|shared| shared.view.clone())
+        self.shared.read(|shared| shared.view.at(self.clock.now()))
     }
 
     /// What went wrong in the last look; `None` once one succeeds.
@@ -231,6 +243,9 @@ impl Watch {
                 (View::Owned(now), View::Owned(before)) => View::Owned(now.since(before)),
                 // The first failure counts, not the last.
                 (View::Unknown { .. }, View::Unknown { since }) if !news => View::Unknown { since: *since },
+                (View::Unknown { since }, View::Owned(before)) => {
+                    View::Unknown { since: since.min(before.transition_at) }
+                }
                 (view, _) => view,
             };
             news

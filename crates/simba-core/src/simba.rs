@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
@@ -54,6 +56,8 @@ pub(crate) struct Core {
     tasks: TaskTracker,
     runtime: Option<Handle>,
     random: Mutex<fastrand::Rng>,
+    /// The longest lease that was used, in nanoseconds.
+    longest_lease: AtomicU64,
 }
 
 /// Makes a [`Simba`] on another clock, another runtime, or with known randomness.
@@ -105,6 +109,7 @@ impl SimbaBuilder {
             tasks: TaskTracker::new(),
             runtime,
             random: Mutex::new(fastrand::Rng::with_seed(seed)),
+            longest_lease: AtomicU64::new(0),
         };
         Simba { core: Arc::new(core), lease }
     }
@@ -207,6 +212,10 @@ impl Simba {
     /// to stop and waited for until its deadline at most, every mutex is freed, every queue left, the
     /// connections closed.
     ///
+    /// It waits for one lease at most, the longest that was used or is this handle's: by then every mutex is lost or
+    /// free. What has not ended by then, such as a contender on a runtime that nobody drives, is left behind with a
+    /// warning.
+    ///
     /// # Cancel safety
     ///
     /// A dropped call goes on in the background except for closing the connections; call it again.
@@ -214,7 +223,11 @@ impl Simba {
         self.core.closing.begin();
         self.core.rides.leave_all();
         self.core.tasks.close();
-        self.core.tasks.wait().await;
+        self.core.uses(&self.lease);
+        if within(&*self.core.clock, self.core.longest_lease(), self.core.tasks.wait()).await.is_none() {
+            let (backend, contenders) = (self.core.backend.name(), self.core.tasks.len());
+            tracing::warn!(backend, contenders, "not everything ended within one lease of the shutdown");
+        }
         within(&*self.core.clock, self.lease.ttl(), self.core.backend.close()).await;
     }
 }
@@ -266,6 +279,16 @@ impl Core {
                     .with_source(error)
             }),
         }
+    }
+
+    /// Notes that this lease is used.
+    pub(crate) fn uses(&self, lease: &Lease) {
+        let total = u64::try_from(lease.total().as_nanos()).unwrap_or(u64::MAX);
+        self.longest_lease.fetch_max(total, Ordering::Relaxed);
+    }
+
+    fn longest_lease(&self) -> Duration {
+        Duration::from_nanos(self.longest_lease.load(Ordering::Relaxed))
     }
 
     /// A seed for one contender's jitter.

@@ -1,9 +1,10 @@
 //! Holding a mutex: until when, under which token, and how it ended.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -105,6 +106,8 @@ struct State {
     ended: Option<Loss>,
     /// Work under way that a graceful end waits for.
     work: usize,
+    /// Work was under way at least once.
+    used: bool,
 }
 
 /// The terms of a tenure: what the engine knows when it begins.
@@ -181,8 +184,11 @@ impl Tenure {
 
     /// Completes when the work should stop: `grace` before the deadline, or when the end is announced.
     ///
-    /// The engine goes on renewing; if that succeeds the tenure lives on, and whoever went on working did
-    /// nothing wrong.
+    /// Advisory: the engine goes on renewing, and if a renewal succeeds, the tenure stays valid. A later call
+    /// then waits for the next such moment.
+    ///
+    /// It completes no later than [`lost`](Self::lost): a task that polls both sees this one complete first,
+    /// also when it is woken after the deadline.
     ///
     /// # Cancel safety
     ///
@@ -199,7 +205,19 @@ impl Tenure {
     ///
     /// Only listens; drop it at any time.
     pub async fn lost(&self) -> Loss {
-        self.reached(|state| state.deadline, |state| state.ended.is_some()).await;
+        self.over().await;
+        // `expiring` is complete by now, but a task that polls both may have polled it just before. So this one
+        // is pending for another two polls: in the first of them `expiring` completes, in whatever order they come.
+        let mut polls = 0;
+        poll_fn(|context| {
+            polls += 1;
+            if polls > 2 {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
         self.loss().unwrap_or(Loss::Deadline)
     }
 
@@ -289,28 +307,32 @@ impl Tenure {
     pub(crate) fn new(clock: Arc<dyn Clock>, terms: Terms) -> Self {
         let Terms { mutex, contender, token, acquired_at, deadline, grace, max_hold } = terms;
         let cap = max_hold.map(|max_hold| acquired_at + max_hold);
-        // A short hold keeps three quarters of itself for the work.
-        let grace = max_hold.map_or(grace, |max_hold| grace.min(max_hold / 4));
-        let deadline = cap.map_or(deadline, |cap| deadline.min(cap));
-        let state = Watched::new(State { deadline, grace, closing: None, ended: None, work: 0 });
+        let (deadline, grace) = limited(deadline, grace, acquired_at, cap);
+        let state = State { deadline, grace, closing: None, ended: None, work: 0, used: false };
+        let state = Watched::new(state);
         Self { inner: Arc::new(Inner { mutex, contender, token, clock, acquired_at, cap, state }) }
     }
 
-    /// Moves the deadline after a renewal. Refused once the tenure is over: what was lost stays lost.
-    pub(crate) fn extend(&self, deadline: Moment) -> bool {
-        let deadline = self.inner.cap.map_or(deadline, |cap| deadline.min(cap));
-        let extend = |state: &mut State| {
+    /// Moves the deadline and sets the grace after a renewal. Refused once the tenure is over: what was lost
+    /// stays lost.
+    pub(crate) fn extend(&self, deadline: Moment, grace: Duration) -> bool {
+        let Inner { acquired_at, cap, .. } = *self.inner;
+        let (deadline, grace) = limited(deadline, grace, acquired_at, cap);
+        let (extended, notify) = self.inner.state.update_quietly(|state| {
             if self.inner.verdict(state).is_some() && !seeded::on(Bug::Resurrect) {
-                return false;
+                return (false, false);
             }
-            state.deadline = deadline;
-            true
-        };
-        // Those who sleep until the old deadline look again by themselves, unless the new one is earlier.
-        if deadline < self.deadline() {
-            return self.inner.state.update(extend);
+            let (before, expiring) = (state.deadline, state.expiring());
+            (state.deadline, state.grace) = (deadline, grace);
+            // A task that sleeps until the old moment looks again by itself when that comes, unless the new moment is
+            // earlier. A contender that was notified to stop waits for this renewal.
+            let earlier = deadline < before || state.expiring() < expiring;
+            (true, earlier || self.inner.clock.now() >= expiring)
+        });
+        if notify {
+            self.inner.state.notify();
         }
-        self.inner.state.update_quietly(extend)
+        extended
     }
 
     /// Announces the end: work is told to stop and none may start.
@@ -326,16 +348,38 @@ impl Tenure {
         })
     }
 
-    /// Ends it for the reason that was announced, unless it is over already; returns the reason that counts.
-    pub(crate) fn end_announced(&self) -> Loss {
+    /// Ends it for the reason that was announced, else for `why`, unless it is over already; returns the reason
+    /// that counts.
+    pub(crate) fn end_announced(&self, why: Loss) -> Loss {
         let announced = self.inner.state.read(|state| state.closing.clone());
-        self.end(announced.unwrap_or(Loss::Released))
+        self.end(announced.unwrap_or(why))
     }
 
     /// Completes when the end is announced or reached.
     pub(crate) async fn closing(&self) {
         let told = |state: &State| state.closing.is_some() || state.ended.is_some();
         self.reached(|state| state.deadline, told).await;
+    }
+
+    /// Waits while the tenure is expiring: `true` once a renewal has moved the deadline, `false` once the end is
+    /// announced or reached.
+    pub(crate) async fn renewed(&self) -> bool {
+        let Inner { state, clock, .. } = &*self.inner;
+        tokio::select! {
+            biased;
+            () = self.closing() => false,
+            () = state.until(|state| (clock.now() < state.expiring()).then_some(())) => true,
+        }
+    }
+
+    /// Completes when the tenure is over.
+    fn over(&self) -> impl Future<Output = ()> + Send {
+        self.reached(|state| state.deadline, |state| state.ended.is_some())
+    }
+
+    /// Whether work was under way at least once, such as that of a guard.
+    pub(crate) fn was_used(&self) -> bool {
+        self.inner.state.read(|state| state.used)
     }
 
     /// Whether work may start under it.
@@ -347,7 +391,10 @@ impl Tenure {
     pub(crate) fn begin(&self) -> Option<Work> {
         self.inner.state.update_quietly(|state| {
             let open = state.closing.is_none() && self.inner.verdict(state).is_none();
-            open.then(|| state.work += 1)
+            open.then(|| {
+                state.work += 1;
+                state.used = true;
+            })
         })?;
         Some(Work { tenure: self.clone() })
     }
@@ -377,6 +424,20 @@ impl Inner {
     }
 }
 
+/// Limits a grant to the longest allowed hold, which ends at `cap`. A short one keeps three quarters of itself for
+/// the work.
+fn limited(
+    deadline: Moment,
+    grace: Duration,
+    acquired_at: Moment,
+    cap: Option<Moment>,
+) -> (Moment, Duration) {
+    match cap {
+        Some(cap) => (deadline.min(cap), grace.min((cap - acquired_at) / 4)),
+        None => (deadline, grace),
+    }
+}
+
 impl State {
     fn expiring(&self) -> Moment {
         self.deadline.saturating_sub(self.grace)
@@ -400,7 +461,7 @@ impl Work {
         tokio::select! {
             biased;
             () = self.tenure.inner.state.until(|state| (state.work <= 1).then_some(())) => {}
-            _ = self.tenure.lost() => {}
+            () = self.tenure.over() => {}
         }
     }
 }

@@ -24,8 +24,13 @@ impl<T> Watched<T> {
     /// Changes the value and lets everyone who waits look at it.
     pub(crate) fn update<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let result = change(&mut self.lock());
-        self.bell.notify_waiters();
+        self.notify();
         result
+    }
+
+    /// Lets everyone who waits look at the value.
+    pub(crate) fn notify(&self) {
+        self.bell.notify_waiters();
     }
 
     /// Changes the value in a way that nobody waits for.

@@ -16,6 +16,7 @@ use simba_core::{
     Clock, Error, ErrorKind, Lease, Loss, MemoryBackend, MutexName, MutexState, Operate, Schedule, Status,
     SystemClock, Tenure, View,
 };
+use simba_tck::{FaultyBackend, Passage, Switch, Weather};
 
 /// The renewal comes at 400 ms of a second, which leaves room for a machine that stands still for half of one.
 fn lease() -> Lease {
@@ -164,6 +165,42 @@ impl Contender for Telling {
         assert!(tenure.is_held(), "the mutex is freed after this callback");
         self.0.send(("released", tenure.token().get())).unwrap();
     }
+}
+
+/// Tells a channel which callbacks come, and in which order.
+struct Phases(mpsc::Sender<&'static str>);
+
+impl Contender for Phases {
+    fn on_acquired(&mut self, _: &Tenure, _: &MutexState) {
+        self.0.send("acquired").unwrap();
+    }
+
+    fn on_expiring(&mut self, tenure: &Tenure) {
+        assert!(tenure.is_expiring());
+        self.0.send("expiring").unwrap();
+    }
+
+    fn on_released(&mut self, tenure: &Tenure, _: &MutexState) {
+        assert!(!tenure.is_held());
+        self.0.send("released").unwrap();
+    }
+}
+
+#[test]
+fn a_contender_is_notified_to_stop_while_the_store_hangs() {
+    let switch = Switch::new();
+    let weather = Arc::clone(&switch) as Arc<dyn Weather>;
+    let backend = FaultyBackend::new(MemoryBackend::new(), SystemClock, weather);
+    let simba = Simba::new(backend).unwrap().with_lease(lease());
+    let (told, tells) = mpsc::channel();
+    let contention = simba.contend(NAME).with_label("node-1").with_contender(Phases(told));
+    contention.start().unwrap();
+    assert_eq!(tells.recv_timeout(LONG), Ok("acquired"));
+    assert!(contention.id().unwrap().as_str().starts_with("node-1."));
+    assert_eq!(contention.label(), Some("node-1"));
+    switch.set(Passage::HANG);
+    assert_eq!(tells.recv_timeout(LONG), Ok("expiring"));
+    assert_eq!(tells.recv_timeout(LONG), Ok("released"));
 }
 
 #[test]

@@ -15,10 +15,11 @@ use std::time::Duration;
 use futures_util::{FutureExt, poll};
 use simba_core::operate::EvictIf;
 use simba_core::{
-    Answer, Backend, Claim, Clock, Contender, ContenderId, Contention, ErrorKind, Loss, MemoryBackend,
-    Moment, MutexOwner, MutexState, Operate, Ownership, Prior, Result, Session, Status, Tenure, async_trait,
+    Answer, Backend, Claim, Clock, Contender, ContenderId, Contention, ErrorKind, FencingToken, Holding,
+    Loss, MemoryBackend, Moment, MutexOwner, MutexState, Operate, Ownership, Prior, Result, Session, Status,
+    Tenure, async_trait,
 };
-use simba_tck::{Call, Leg, Passage, SkewedClock, Switch, Weather};
+use simba_tck::{Call, FaultyBackend, Leg, Passage, SkewedClock, Switch, Weather};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use world::{
@@ -886,39 +887,32 @@ async fn a_restart_gives_a_new_tenure_with_a_larger_token_and_another_id() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_id_of_ones_own_is_kept_over_restarts() {
+async fn every_start_has_a_new_id_under_its_label() {
     let world = World::new();
-    let peer = world.peer(1);
-    let id = ContenderId::new("node-1").unwrap();
-    let contention = peer.contend().with_id(id.clone());
-    let mut tokens = Vec::new();
+    let contention = world.peer(1).contend().with_label("node-1");
+    assert_eq!((contention.label(), contention.id()), (Some("node-1"), None));
+    let (mut tokens, mut ids) = (Vec::new(), Vec::new());
     for _ in 0..3 {
         contention.start().unwrap();
         let tenure = contention.acquired().await.unwrap();
-        assert_eq!(tenure.contender(), &id);
+        assert_eq!(contention.id().as_ref(), Some(tenure.contender()));
+        assert!(tenure.contender().as_str().starts_with("node-1."), "{tenure:?}");
+        ids.push(tenure.contender().clone());
         tokens.push(tenure.token());
         contention.stop().await.unwrap();
     }
     assert!(tokens.is_sorted_by(|one, other| one < other));
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_id_that_is_taken_keeps_the_twin_out_and_costs_its_owner_nothing() {
+async fn a_wrong_label_is_an_error_of_the_start() {
     let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
-    let id = ContenderId::new("node-1").unwrap();
-    let owner = one.contend().with_id(id.clone());
-    owner.start().unwrap();
-    let tenure = owner.acquired().await.unwrap();
-    let twin = two.contend().with_id(id);
-    twin.start().unwrap();
-    timeout(3 * LEASE, tenure.expiring()).await.unwrap_err();
-    assert_eq!(twin.last_error().unwrap().kind(), ErrorKind::Config);
-    assert!(!twin.is_owner());
-    assert_eq!(world.record().await.token, Some(tenure.token()));
-    owner.stop().await.unwrap();
-    assert!(twin.acquired().await.unwrap().token() > tenure.token(), "its turn when the other is gone");
-    assert!(twin.last_error().is_none());
+    let contention = world.peer(1).contend().with_label("no@host");
+    assert_eq!(contention.start().unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!((contention.status(), contention.label()), (Status::Idle, None));
 }
 
 #[tokio::test(start_paused = true)]
@@ -938,9 +932,7 @@ async fn a_start_during_a_stop_goes_after_it() {
     let world = World::new();
     let peer = world.peer(1);
     let (contender, mut book) = recorder(&world, &[Duration::ZERO, ms(100)]);
-    // Under one id: were the second to ask too early, it would take the first for a stranger.
-    let id = ContenderId::new("node-1").unwrap();
-    let contention = peer.contend().with_contender(contender).with_id(id);
+    let contention = peer.contend().with_contender(contender);
     contention.start().unwrap();
     let first = book.next().await.tenure;
     let stopping = contention.stop();
@@ -1321,7 +1313,7 @@ impl Session for TwistedSession {
         self.0.inspect().await
     }
 
-    async fn release(&mut self, holding: simba_core::Holding) -> Result<()> {
+    async fn release(&mut self, holding: Holding) -> Result<()> {
         self.0.release(holding).await
     }
 }
@@ -1460,4 +1452,204 @@ async fn row_10_any_order_of_events_keeps_one_owner_and_every_pair_and_leaves_no
         tenures += books.iter_mut().map(|book| book.pairs().len()).sum::<usize>();
     }
     assert!(tenures > 1000, "{tenures} tenures");
+}
+
+// ===== stores that grant less, or the same again =====
+
+/// The first answer leaves half of the lease, as one does that shares a session with an earlier contender.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_with_a_whole_lease_brings_the_whole_grace_back() {
+    let world = World::new();
+    let first = AtomicBool::new(true);
+    let twist: Twist = Arc::new(move |_, answer| match answer {
+        Answer::Ours(ours) if first.swap(false, Ordering::SeqCst) => {
+            Answer::Ours(Ownership::new(ours.owner, ours.token, ours.remaining / 2))
+        }
+        answer => answer,
+    });
+    let switch = Switch::new();
+    let weather = Arc::clone(&switch) as Arc<dyn Weather>;
+    let backend = FaultyBackend::new(Twisted(world.store.clone(), twist), world.clock.clone(), weather);
+    let contention = handle(backend, 1, world.clock.clone()).contend(MUTEX);
+    contention.start().unwrap();
+    let tenure = contention.acquired().await.unwrap();
+    assert_eq!(tenure.deadline(), Moment::ZERO + (LEASE / 2 - (LEASE - DEADLINE)));
+    sleep(ms(300)).await;
+    let sent = tenure.deadline().saturating_sub(DEADLINE);
+    assert!(sent > Moment::ZERO, "renewed");
+    switch.set(Passage::HANG);
+    tenure.expiring().await;
+    assert_eq!(world.now(), sent + EXPIRING);
+}
+
+/// Renews a lapsed hold under its old token, which the contract of backends forbids.
+#[derive(Debug)]
+struct Stubborn(MemoryBackend);
+
+struct StubbornSession(Box<dyn Session>);
+
+#[async_trait]
+impl Backend for Stubborn {
+    fn name(&self) -> &'static str {
+        "stubborn"
+    }
+
+    async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
+        Ok(Box::new(StubbornSession(self.0.open(claim).await?)))
+    }
+}
+
+#[async_trait]
+impl Session for StubbornSession {
+    async fn contend(&mut self, prior: Prior) -> Result<Answer> {
+        let prior = if matches!(prior, Prior::Lapsed(_)) { Prior::Unknown } else { prior };
+        self.0.contend(prior).await
+    }
+
+    async fn inspect(&mut self) -> Result<Option<Ownership>> {
+        self.0.inspect().await
+    }
+
+    async fn release(&mut self, holding: Holding) -> Result<()> {
+        self.0.release(holding).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_tenure_begins_under_the_token_of_the_one_before() {
+    let world = World::new();
+    let clock = SkewedClock::new(world.clock.clone());
+    let simba = handle(Stubborn(world.store.clone()), 1, clock.clone());
+    let (contender, mut book) = recorder(&world, &[]);
+    let contention = simba.contend(MUTEX).with_contender(contender);
+    contention.start().unwrap();
+    for _ in 0..5 {
+        let tenure = contention.acquired().await.unwrap();
+        // The machine sleeps for longer than its lease by its own clock. The store still has the hold.
+        clock.jump(LEASE);
+        assert_eq!(tenure.lost().await, Loss::Deadline);
+        sleep(ms(1)).await;
+        assert_eq!(contention.last_error().unwrap().kind(), ErrorKind::Protocol);
+        assert_ne!(contention.id().as_ref(), Some(tenure.contender()));
+        world.assert_empty().await;
+        let next = contention.acquired().await.unwrap();
+        assert!(next.token() > tenure.token());
+        assert!(contention.last_error().is_none());
+    }
+    contention.stop().await.unwrap();
+    assert_eq!(book.pairs().len(), 6, "with greater and greater tokens");
+    world.assert_empty().await;
+}
+
+// ===== notified before the end =====
+
+type Called = (&'static str, Moment, FencingToken);
+
+/// Writes down all of its callbacks, the first of which takes a while.
+struct Phases {
+    called: mpsc::UnboundedSender<Called>,
+    clock: Arc<dyn Clock>,
+    busy: Duration,
+}
+
+impl Phases {
+    fn note(&self, callback: &'static str, tenure: &Tenure) {
+        let _ = self.called.send((callback, self.clock.now(), tenure.token()));
+    }
+}
+
+impl Contender for Phases {
+    async fn on_acquired(&mut self, tenure: &Tenure, _: &MutexState) {
+        self.note("acquired", tenure);
+        self.clock.sleep_until(self.clock.now() + self.busy).await;
+    }
+
+    async fn on_expiring(&mut self, tenure: &Tenure) {
+        self.note("expiring", tenure);
+    }
+
+    async fn on_released(&mut self, tenure: &Tenure, _: &MutexState) {
+        self.note("released", tenure);
+    }
+}
+
+fn phases(clock: impl Clock, busy: Duration) -> (Phases, mpsc::UnboundedReceiver<Called>) {
+    let (called, calls) = mpsc::unbounded_channel();
+    (Phases { called, clock: Arc::new(clock), busy }, calls)
+}
+
+async fn called(calls: &mut mpsc::UnboundedReceiver<Called>) -> (&'static str, Duration) {
+    let (callback, at, _) = calls.recv().await.unwrap();
+    (callback, at - Moment::ZERO)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_contender_is_notified_before_the_deadline_while_the_store_hangs() {
+    // While `on_acquired` runs, the next callback waits for it.
+    for (busy, expiring, released) in
+        [(Duration::ZERO, EXPIRING, DEADLINE), (ms(900), ms(900), DEADLINE), (secs(2), secs(2), secs(2))]
+    {
+        let world = World::new();
+        let peer = world.peer(1);
+        let (contender, mut calls) = phases(world.clock.clone(), busy);
+        let contention = peer.contend().with_contender(contender);
+        contention.start().unwrap();
+        assert_eq!(called(&mut calls).await, ("acquired", Duration::ZERO));
+        peer.switch.set(Passage::HANG);
+        let tenure = contention.tenure().unwrap();
+        tenure.expiring().await;
+        assert_eq!(world.now(), Moment::ZERO + EXPIRING, "the tenure itself is on time");
+        assert_eq!(called(&mut calls).await, ("expiring", expiring));
+        assert_eq!(called(&mut calls).await, ("released", released));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_contender_is_notified_again_when_a_renewal_came_in_between() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let (contender, mut calls) = phases(world.clock.clone(), Duration::ZERO);
+    let contention = peer.contend().with_contender(contender);
+    contention.start().unwrap();
+    assert_eq!(called(&mut calls).await.0, "acquired");
+    let tenure = contention.tenure().unwrap();
+    for _ in 0..3 {
+        peer.switch.set(Passage::fail(ErrorKind::Unavailable));
+        let expiring = tenure.deadline().saturating_sub(DEADLINE - EXPIRING);
+        assert_eq!(called(&mut calls).await, ("expiring", expiring - Moment::ZERO));
+        peer.switch.clear();
+        sleep(ms(100)).await;
+        assert!(tenure.is_held() && !tenure.is_expiring());
+        sleep(3 * LEASE).await;
+        assert!(calls.try_recv().is_err(), "renewals are no news");
+    }
+    peer.switch.set(Passage::HANG);
+    assert_eq!(called(&mut calls).await.0, "expiring");
+    assert_eq!(called(&mut calls).await, ("released", tenure.deadline() - Moment::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_contender_is_notified_to_stop_before_every_released() {
+    let world = World::new();
+    let clock = SkewedClock::new(world.clock.clone());
+    let simba = world.handle(1, Switch::new(), clock.clone());
+    let (contender, mut calls) = phases(clock.clone(), Duration::ZERO);
+    let contention = simba.contend(MUTEX).with_contender(contender);
+    contention.start().unwrap();
+    for round in 0..6 {
+        assert_eq!(called(&mut calls).await.0, "acquired");
+        match round % 3 {
+            0 => contention.step_down(Duration::ZERO),
+            // The machine sleeps through both moments.
+            1 => clock.jump(LEASE),
+            _ => drop(world.store.evict(&name(MUTEX), EvictIf::Any).await.unwrap()),
+        }
+        assert_eq!(called(&mut calls).await.0, "expiring");
+        assert_eq!(called(&mut calls).await.0, "released");
+    }
+    assert_eq!(called(&mut calls).await.0, "acquired");
+    contention.stop().await.unwrap();
+    assert_eq!(called(&mut calls).await.0, "expiring");
+    assert_eq!(called(&mut calls).await.0, "released");
+    assert!(calls.try_recv().is_err());
 }

@@ -4,20 +4,23 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::env;
+use std::fmt;
 use std::future::pending;
 use std::process::{self, Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use common::{DEADLINE, NAME, RENEWAL, TOTAL, TTL, World, ms, pushed_lease, settled};
+use common::{DEADLINE, NAME, RENEWAL, TOTAL, World, ms, pushed_lease, settled};
 use futures_util::FutureExt;
 use simba_core::operate::MutexRecord;
 use simba_core::{
-    Clock, Contender, ContenderId, ErrorKind, Guard, Lease, Loss, MemoryBackend, MutexName, MutexState,
-    Schedule, Simba, Status, SystemClock, Tenure,
+    Answer, Backend, Claim, Clock, Contender, ContenderId, ErrorKind, Guard, Holding, Lease, Loss,
+    MemoryBackend, MutexName, MutexState, Ownership, Prior, Result, Schedule, Session, Simba, Status,
+    SystemClock, Tenure, async_trait,
 };
 use simba_tck::{Call, FaultyBackend, Passage, SkewedClock, StolenTime, Switch};
 use tokio::runtime::{Builder, Runtime};
@@ -80,8 +83,8 @@ async fn row_04_a_blocked_runtime_cannot_hide_a_loss() {
     assert!(!guard.is_held());
     assert!(SystemClock.now() > deadline);
     assert_eq!(guard.remaining(), Duration::ZERO);
-    assert_eq!(guard.lost().now_or_never(), Some(Loss::Deadline));
     assert_eq!(guard.expiring().now_or_never(), Some(()));
+    assert_eq!(guard.lost().await, Loss::Deadline);
     assert_eq!(guard.deadline(), deadline, "what comes after is no renewal");
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
 }
@@ -312,6 +315,42 @@ fn row_09_a_waiting_lock_ends_with_its_runtime() {
     assert_eq!(outcome.recv_timeout(HANGS).unwrap().unwrap_err().kind(), ErrorKind::Closed);
 }
 
+#[test]
+fn row_09_a_runtime_that_ends_after_a_stop_is_no_loss() {
+    let simba = Simba::new(MemoryBackend::new());
+    let runtime = single_thread();
+    let guard = runtime.block_on(simba.locker(NAME).lock()).unwrap();
+    let dropped = guard.tenure();
+    let contention = simba.contend("stopped");
+    let lead = |contention: &simba_core::Contention| {
+        runtime.block_on(async {
+            contention.start().unwrap();
+            contention.acquired().await.unwrap()
+        })
+    };
+    let stopped = lead(&contention);
+    let leader = simba.contend("leader");
+    let leading = lead(&leader);
+    drop(guard);
+    drop(contention);
+    drop(runtime);
+    assert_eq!((dropped.loss(), stopped.loss()), (Some(Loss::Released), Some(Loss::Released)));
+    assert_eq!(leading.loss(), Some(Loss::Vanished), "nobody stopped this one");
+}
+
+#[test]
+fn row_09_a_shutdown_ends_while_a_contender_s_runtime_is_not_driven() {
+    let (idle, driven) = (single_thread(), single_thread());
+    let simba = real(&MemoryBackend::new());
+    let contention = simba.contend(NAME);
+    idle.block_on(async {
+        contention.start().unwrap();
+        contention.acquired().await.unwrap();
+    });
+    // One lease, which is a second.
+    driven.block_on(async { tokio::time::timeout(HANGS, simba.shutdown()).await.unwrap() });
+}
+
 // ===== 45, 46: clocks =====
 
 /// A handle whose machine has a clock of its own.
@@ -360,8 +399,8 @@ async fn row_46_a_resume_from_suspend_ends_the_hold_at_once() {
     clock.jump(ms(1));
     assert!(!guard.is_held());
     assert_eq!(guard.remaining(), Duration::ZERO);
-    assert_eq!(guard.lost().now_or_never(), Some(Loss::Deadline));
     assert_eq!(guard.expiring().now_or_never(), Some(()));
+    assert_eq!(guard.lost().await, Loss::Deadline);
     assert_eq!(lost.await.unwrap(), Loss::Deadline, "who slept through it is woken");
     assert_eq!(world.age(), ms(100));
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
@@ -380,93 +419,48 @@ async fn row_46_work_is_not_polled_again_after_a_suspend() {
     assert_eq!(polls.load(Ordering::Relaxed), 1);
 }
 
-// ===== 58: one id, two contenders =====
+// ===== 58: one label, two contenders =====
 
-fn twin() -> ContenderId {
-    ContenderId::new("twin@one-host").unwrap()
-}
+const LABEL: &str = "twin";
 
 #[tokio::test(start_paused = true)]
-async fn row_58_a_second_contender_of_the_same_id_is_refused_and_the_first_holds_on() {
+async fn row_58_two_equal_labels_never_share_a_hold() {
     let world = World::new();
     let (simba, weather) = world.handle();
-    let guard = simba.locker(NAME).with_id(twin()).lock().await.unwrap();
+    let guard = simba.locker(NAME).with_label(LABEL).lock().await.unwrap();
     world.pass(ms(200)).await;
-    let (other, other_weather) = world.handle();
-    let second = other.locker(NAME).with_id(twin());
-    for error in [
-        tokio::time::timeout(Duration::from_secs(1), second.lock()).await.unwrap().unwrap_err(),
-        second.lock_timeout(TOTAL).await.unwrap_err(),
-        second.try_lock().await.unwrap_err(),
-    ] {
-        assert_eq!(error.kind(), ErrorKind::Config);
-        assert_eq!(error.holder(), Some(&twin()));
-    }
-    let contention = other.contend(NAME).with_id(twin());
+    let other = world.simba();
+    let second = other.locker(NAME).with_label(LABEL);
+    assert!(second.try_lock().await.unwrap().is_none());
+    assert_eq!(second.last_holder().id.as_ref(), Some(guard.tenure().contender()));
+    let error = second.lock_timeout(ms(50)).await.unwrap_err();
+    assert_eq!((error.kind(), error.holder()), (ErrorKind::Timeout, Some(guard.tenure().contender())));
+    let contention = other.contend(NAME).with_label(LABEL);
     contention.start().unwrap();
-    while contention.last_error().is_none() {
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(contention.last_error().unwrap().kind(), ErrorKind::Config);
-    assert_eq!((contention.status(), contention.is_owner()), (Status::Running, false));
-    assert_eq!(world.age(), ms(200), "each at once");
+    world.queued(1).await;
 
-    // The twin asked five times, the contention before and after it subscribed, and the store counts from the
-    // first one's own request all the same.
-    assert_eq!(other_weather.count(Call::Contend), 5);
-    let record = world.record().await;
-    assert_eq!((record.remaining, record.waiters), (Some(TOTAL - ms(200)), Some(0)));
-    assert_eq!(guard.remaining(), DEADLINE - ms(200));
+    // Their calls extend nothing: the store counts from the holder's own request.
+    assert_eq!(world.record().await.remaining, Some(TOTAL - ms(250)));
     let renewed = weather.count(Call::Contend);
     world.pass(10 * TOTAL).await;
     assert!(guard.is_held() && !contention.is_owner());
-    assert_eq!(
-        other_weather.count(Call::Release),
-        0,
-        "where the id is all that a store knows, it would free the first"
-    );
-    contention.stop().await.unwrap();
     assert!(weather.count(Call::Contend) >= renewed + 25);
-    assert_eq!(world.record().await.token, Some(guard.token()));
+    let token = guard.token();
     guard.release().await.unwrap();
+    let tenure = contention.acquired().await.unwrap();
+    assert!(tenure.token() > token);
+    contention.stop().await.unwrap();
     second.lock().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn row_58_a_twin_that_waits_too_is_refused_when_the_first_wins() {
+async fn row_58_a_waiter_with_the_holder_s_label_that_stops_frees_nothing() {
     let world = World::new();
-    let guard = world.simba().locker(NAME).lock().await.unwrap();
-    let mut waiting = Vec::new();
-    for number in 1..=2 {
-        let locker = world.simba().locker(NAME).with_id(twin());
-        waiting.push(tokio::spawn(async move { locker.lock().await }));
-        world.queued(number).await;
-    }
-    guard.release().await.unwrap();
-    let second = waiting.pop().unwrap();
-    let first = waiting.pop().unwrap().await.unwrap().unwrap();
-    // Nobody wakes it for that: it looks at its own poll.
-    let refused = tokio::time::timeout(TOTAL, second).await.unwrap().unwrap();
-    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Config);
-    assert!(world.age() <= TTL, "{:?}", world.age());
-    world.pass(3 * TOTAL).await;
-    assert!(first.is_held());
-    assert_eq!(world.record().await.waiters, Some(0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn row_58_a_twin_that_stops_waiting_does_not_free_the_first() {
-    let world = World::new();
-    let guard = world.simba().locker(NAME).lock().await.unwrap();
-    let first = world.simba().locker(NAME).with_id(twin());
-    let first = tokio::spawn(async move { first.lock().await });
-    world.queued(1).await;
-    let second = world.simba().locker(NAME).with_id(twin());
+    let first = world.simba().locker(NAME).with_label(LABEL).lock().await.unwrap();
+    let second = world.simba().locker(NAME).with_label(LABEL);
     let mut waiting = Box::pin(second.lock());
     assert!(waiting.as_mut().now_or_never().is_none());
-    world.queued(2).await;
-    guard.release().await.unwrap();
-    let first = first.await.unwrap().unwrap();
+    world.queued(1).await;
     drop(waiting);
     settled().await;
     let record = world.record().await;
@@ -475,16 +469,78 @@ async fn row_58_a_twin_that_stops_waiting_does_not_free_the_first() {
     assert!(first.is_held(), "{:?}", first.tenure().loss());
 }
 
+/// A store that knows contenders by their ids alone, as a row with an owner's id does: all sessions of one id are
+/// one to it.
+struct ByIdAlone {
+    store: MemoryBackend,
+    sessions: Mutex<HashMap<ContenderId, SharedSession>>,
+}
+
+type SharedSession = Arc<tokio::sync::Mutex<Box<dyn Session>>>;
+
+struct IdSession(ContenderId, SharedSession);
+
+impl fmt::Debug for ByIdAlone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ByIdAlone")
+    }
+}
+
+#[async_trait]
+impl Backend for ByIdAlone {
+    fn name(&self) -> &'static str {
+        "by-id-alone"
+    }
+
+    async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
+        let (id, new) = (claim.contender.clone(), self.store.open(claim).await?);
+        let mut sessions = self.sessions.lock().unwrap();
+        let session = sessions.entry(id.clone()).or_insert_with(|| Arc::new(tokio::sync::Mutex::new(new)));
+        Ok(Box::new(IdSession(id, Arc::clone(session))))
+    }
+}
+
+#[async_trait]
+impl Session for IdSession {
+    async fn contend(&mut self, prior: Prior) -> Result<Answer> {
+        let mut session = self.1.lock().await;
+        match session.inspect().await? {
+            Some(held) if prior == Prior::Nothing && held.owner == self.0 => Ok(Answer::Held(held)),
+            _ => session.contend(prior).await,
+        }
+    }
+
+    async fn inspect(&mut self) -> Result<Option<Ownership>> {
+        self.1.lock().await.inspect().await
+    }
+
+    async fn release(&mut self, holding: Holding) -> Result<()> {
+        self.1.lock().await.release(holding).await
+    }
+}
+
 #[tokio::test(start_paused = true)]
-async fn row_58_a_twin_whose_first_call_was_lost_does_not_take_the_first_s_mutex() {
+async fn row_58_a_lost_first_call_adopts_nothing_of_an_equal_label() {
     let world = World::new();
-    let guard = world.simba().locker(NAME).with_id(twin()).lock().await.unwrap();
-    let (other, weather) = world.handle();
-    weather.once(Call::Contend, Passage::HANG);
-    let second = other.locker(NAME).with_id(twin());
-    // Its own lost call might have won, so it waits; it never takes what is the first one's.
-    tokio::time::timeout(3 * TOTAL, second.lock()).await.unwrap_err();
-    assert!(guard.is_held(), "{:?}", guard.tenure().loss());
+    let store = Arc::new(ByIdAlone { store: world.store.clone(), sessions: Mutex::default() });
+    let handle = || {
+        let switch = Switch::new();
+        let weather = Arc::clone(&switch) as Arc<dyn simba_tck::Weather>;
+        let backend =
+            FaultyBackend::over(Arc::clone(&store) as Arc<dyn Backend>, world.clock.clone(), weather);
+        let simba =
+            Simba::builder(Arc::new(backend)).clock(world.clock.clone()).lease(common::lease()).build();
+        (simba, switch)
+    };
+    let guard = handle().0.locker(NAME).with_label(LABEL).lock().await.unwrap();
+    for lost in [Passage::HANG, Passage::REPLY_LOST] {
+        let (other, weather) = handle();
+        weather.once(Call::Contend, lost);
+        let second = other.locker(NAME).with_label(LABEL);
+        // Its own lost call might have won, so it asks the store for whatever is its own.
+        tokio::time::timeout(3 * TOTAL, second.lock()).await.unwrap_err();
+        assert!(guard.is_held(), "{:?}", guard.tenure().loss());
+    }
 }
 
 // ===== 61: a callback blocks its thread =====

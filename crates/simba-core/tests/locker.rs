@@ -13,8 +13,7 @@ use common::{CALL, DEADLINE, GRACE, NAME, TOTAL, TTL, World, lease, ms, pushed_l
 use futures_util::FutureExt;
 use simba_core::blocking;
 use simba_core::{
-    Clock, ContenderId, ErrorKind, FencingToken, Guard, Locker, Loss, MemoryBackend, Moment, MutexOwner,
-    Result, Simba,
+    Clock, ErrorKind, FencingToken, Guard, Locker, Loss, MemoryBackend, Moment, MutexOwner, Result, Simba,
 };
 use simba_tck::{Call, Leg, Passage, SkewedClock, Switch};
 
@@ -257,10 +256,45 @@ fn a_lock_outside_a_runtime_is_an_error_that_says_so() {
     assert!(error.to_string().contains("runtime"), "{error}");
 }
 
-/// A locker with a fresh id for every lock, and one with an id of its own.
+/// A locker without a label, and one with.
 fn lockers(world: &World) -> [Locker; 2] {
-    let id = ContenderId::new("me").unwrap();
-    [world.simba().locker(NAME), world.simba().locker(NAME).with_id(id)]
+    [world.simba().locker(NAME), world.simba().locker(NAME).with_label("me")]
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wrong_label_is_an_error_of_the_lock() {
+    let world = World::new();
+    for label in ["", "Upper", "me@host", "a b", "twenty-characters-xy"] {
+        let locker = world.simba().locker(NAME).with_label(label);
+        for error in [
+            locker.lock().await.unwrap_err(),
+            locker.try_lock().await.unwrap_err(),
+            locker.lock_timeout(TTL).await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{label}");
+            assert_eq!(error.mutex().unwrap().as_str(), NAME);
+        }
+        assert_eq!(locker.label(), None);
+    }
+    world.assert_empty().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_lock_has_a_new_id_under_its_label() {
+    let world = World::new();
+    let locker = world.simba().locker(NAME).with_label("node-1");
+    assert_eq!(locker.label(), Some("node-1"));
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        let guard = locker.lock().await.unwrap();
+        ids.push(guard.tenure().contender().clone());
+        assert_eq!(world.record().await.owner.as_ref(), ids.last());
+        guard.release().await.unwrap();
+    }
+    assert!(ids.iter().all(|id| id.as_str().starts_with("node-1.")), "{ids:?}");
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -303,19 +337,74 @@ async fn a_second_lock_is_refused_while_the_first_is_awaited_and_fine_right_afte
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_lock_of_a_fixed_id_waits_for_the_release_before_it() {
+async fn the_next_lock_waits_for_the_release_before_it() {
     let world = World::new();
     let (simba, weather) = world.handle();
-    let locker = simba.locker(NAME).with_id(ContenderId::new("me").unwrap());
+    let locker = simba.locker(NAME);
     let first = locker.lock().await.unwrap();
     let token = first.token();
     weather.once(Call::Release, late(ms(150)));
     drop(first);
     let second = locker.lock().await.unwrap();
-    assert_eq!(world.age(), ms(150), "or it would have found itself in the store");
+    assert_eq!(world.age(), ms(150), "or it would have found the mutex held");
     assert!(second.token() > token);
     world.pass(3 * TOTAL).await;
     assert!(second.is_held(), "the release before is over and frees nothing any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_cannot_start_forgets_no_release_under_way() {
+    let world = World::new();
+    let (simba, weather) = world.handle();
+    let locker = Arc::new(simba.locker(NAME));
+    weather.once(Call::Release, late(ms(150)));
+    drop(locker.lock().await.unwrap());
+    // No lock starts outside a runtime.
+    let outside = Arc::clone(&locker);
+    let refused = std::thread::spawn(move || blocking::wait(outside.lock()).map(drop)).join().unwrap();
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
+    assert!(locker.try_lock().await.unwrap().is_some(), "it waited for the release");
+    assert_eq!(world.age(), ms(150));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_keeps_its_shortest_hold_is_the_holder_for_its_own_locker() {
+    let world = World::new();
+    let locker = world.simba().locker(NAME).with_min_hold(ms(2_500));
+    let guard = locker.lock().await.unwrap();
+    let (id, token) = (guard.tenure().contender().clone(), guard.token());
+    drop(guard);
+    assert!(locker.try_lock().await.unwrap().is_none());
+    assert_eq!(locker.last_holder().id.as_ref(), Some(&id));
+    let error = locker.lock_timeout(Duration::ZERO).await.unwrap_err();
+    assert_eq!((error.kind(), error.holder()), (ErrorKind::Timeout, Some(&id)));
+    assert_eq!(world.age(), Duration::ZERO, "at once");
+    let error = locker.lock_timeout(ms(300)).await.unwrap_err();
+    assert_eq!((error.kind(), error.holder()), (ErrorKind::Timeout, Some(&id)));
+    assert_eq!(world.age(), ms(300));
+    let guard = locker.lock().await.unwrap();
+    assert_eq!(world.age(), ms(2_500));
+    assert!(guard.token() > token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_does_not_wait_for_a_release_that_hangs() {
+    for timeout in [None, Some(Duration::ZERO), Some(ms(350))] {
+        let world = World::new();
+        let (simba, weather) = world.handle();
+        let locker = simba.locker(NAME);
+        let guard = locker.lock().await.unwrap();
+        weather.set(Passage::HANG);
+        drop(guard);
+        let error = match timeout {
+            None => locker.try_lock().await.map(drop),
+            Some(timeout) => locker.lock_timeout(timeout).await.map(drop),
+        };
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Unavailable, "the store does not answer");
+        // For the release as long as for a call, and the call of its own.
+        let limit = timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(2 * CALL);
+        assert!(world.age() <= limit, "{timeout:?}: {:?}", world.age());
+    }
 }
 
 // ===== the queue =====
@@ -526,6 +615,19 @@ async fn the_shortest_hold_is_kept_by_a_dropped_guard() {
     assert!(world.record().await.owner.is_some());
     world.pass(ms(1)).await;
     world.assert_empty().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_was_cancelled_keeps_nothing_for_the_shortest_hold() {
+    let world = World::new();
+    let (simba, weather) = world.handle();
+    let locker = simba.locker(NAME).with_min_hold(Duration::from_secs(3600));
+    // Won after 150 ms, when nobody wants it any more.
+    weather.once(Call::Contend, Passage { request: Leg::Pass, reply: Leg::Delay(ms(150)) });
+    assert_eq!(locker.lock_timeout(ms(100)).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    world.pass(ms(50)).await;
+    world.assert_empty().await;
+    assert_eq!(weather.count(Call::Contend), 1, "nothing was renewed");
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::{ErrorKind, Locker, Moment, MutexOwner, Observer, View};
+use simba_core::{Clock, ErrorKind, Locker, Moment, MutexOwner, Observer, View};
 use simba_tck::{Call, Leg, Passage, Switch, Weather};
 use tokio::time::{sleep, timeout};
 use world::{CALL_LIMIT, LEASE, MUTEX, Peer, TTL, World, lease, ms, name, secs};
@@ -184,7 +184,8 @@ async fn an_unreachable_store_is_unknown_since_the_first_failure_until_it_answer
         // A second outage counts from its own first failure.
         watcher.switch.set(outage);
         let View::Unknown { since: again } = observer.changed().await.unwrap() else { panic!() };
-        assert!(again > since && again == world.now());
+        assert!(again > since);
+        assert_eq!(again, world.now().min(owner.transition_at), "or from the end of the last known lease");
     }
 }
 
@@ -200,6 +201,28 @@ async fn a_store_that_is_out_of_reach_from_the_start_is_unknown_since_the_first_
     assert_quiet(&mut observer).await;
     assert_eq!(observer.view(), view);
     peer.switch.clear();
+    assert_eq!(observer.changed().await.unwrap(), View::Vacant);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_whose_lease_has_ended_is_unknown_until_the_next_look() {
+    let world = World::new();
+    let (holder, watcher) = (world.peer(1), world.peer(2));
+    let guard = holder.locker().lock().await.unwrap();
+    let seldom = watcher.simba.with_lease(lease().with_poll(secs(30)).unwrap());
+    let mut observer = seldom.observe(MUTEX).unwrap();
+    let owner = owned(&mut observer).await;
+    assert_eq!(owner.token, Some(guard.token()));
+    holder.switch.set(Passage::HANG);
+    watcher.switch.set(Passage::HANG);
+    let end = Moment::ZERO + LEASE;
+    world.clock.sleep_until(end.saturating_sub(ms(1))).await;
+    assert_eq!(observer.view(), View::Owned(owner));
+    world.clock.sleep_until(end).await;
+    assert_eq!(observer.view(), View::Unknown { since: end });
+    assert_eq!(observer.changed().await.unwrap(), View::Unknown { since: end }, "when the next look fails");
+    assert!(world.now() > end);
+    watcher.switch.clear();
     assert_eq!(observer.changed().await.unwrap(), View::Vacant);
 }
 

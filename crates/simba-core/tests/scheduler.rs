@@ -348,6 +348,97 @@ async fn a_job_that_fails_or_panics_is_counted_and_the_schedule_goes_on() {
     assert_eq!(starts(&runs.rest()), beats(Duration::ZERO, ms(100), 50), "on the beat, in one tenure");
 }
 
+/// An error of a job that panics when it is looked at.
+#[derive(Debug)]
+enum Nasty {
+    Converted,
+    Shown,
+}
+
+#[derive(Debug)]
+struct Unshowable;
+
+impl std::fmt::Display for Unshowable {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        panic!("shown")
+    }
+}
+
+impl std::error::Error for Unshowable {}
+
+impl From<Nasty> for Box<dyn std::error::Error + Send + Sync> {
+    fn from(nasty: Nasty) -> Self {
+        match nasty {
+            Nasty::Converted => panic!("converted"),
+            Nasty::Shown => Box::new(Unshowable),
+        }
+    }
+}
+
+/// Panics when it is dropped before its end.
+struct Undroppable {
+    done: bool,
+}
+
+impl Drop for Undroppable {
+    fn drop(&mut self) {
+        assert!(self.done, "dropped");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_panics_is_a_failed_run_and_the_schedule_goes_on() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let mut number = 0;
+    let job = move |_| {
+        number += 1;
+        let outcome = match number {
+            1 => Err(Nasty::Converted),
+            2 => Err(Nasty::Shown),
+            _ => Ok(()),
+        };
+        async move { outcome }
+    };
+    let job = peer.simba.scheduler(MUTEX).start(Schedule::fixed_rate(ms(100)).unwrap(), job).unwrap();
+    for (run, panic) in [(1, "converted"), (2, "shown")] {
+        world.clock.sleep_until(Moment::ZERO + ms(100) * (run - 1) + ms(1)).await;
+        let failure = job.progress().last_failure.unwrap();
+        assert_eq!(failure, format!("the job panicked: {panic}"));
+    }
+    world.clock.sleep_until(Moment::ZERO + ms(901)).await;
+    let progress = job.progress();
+    assert_eq!((progress.started, progress.succeeded, progress.failed), (10, 8, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cut_off_run_that_panics_in_its_drop_is_a_failed_run_and_the_schedule_goes_on() {
+    let world = World::new();
+    let peer = world.peer(1);
+    let mut number = 0;
+    let job = move |_| {
+        number += 1;
+        let fragile = Undroppable { done: number > 1 };
+        async move {
+            // All of it moves in here, not the field alone.
+            let fragile = fragile;
+            if !fragile.done {
+                pending::<()>().await;
+            }
+            Ok::<(), Infallible>(())
+        }
+    };
+    let job = peer.simba.scheduler(MUTEX).start(Schedule::fixed_rate(ms(100)).unwrap(), job).unwrap();
+    job.acquired().await.unwrap();
+    peer.switch.set(Passage::HANG);
+    sleep(LEASE).await;
+    assert_eq!(job.progress().last_failure.as_deref(), Some("the job panicked: dropped"));
+    peer.switch.clear();
+    sleep(3 * LEASE).await;
+    let progress = job.progress();
+    assert!(job.is_leading() && progress.succeeded > 10, "{progress:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn runs_never_overlap_and_what_a_long_run_missed_is_skipped() {
     // The next beat after the end, or the delay after it.

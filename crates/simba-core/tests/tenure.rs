@@ -17,9 +17,9 @@ use common::{
 use futures_util::FutureExt;
 use simba_core::operate::{EvictIf, Eviction};
 use simba_core::{
-    Clock, ContenderId, ErrorKind, Lease, Loss, MemoryBackend, Moment, MutexName, Operate, Simba, SystemClock,
+    Clock, ErrorKind, Lease, Loss, MemoryBackend, Moment, MutexName, Operate, Simba, SystemClock,
 };
-use simba_tck::{Call, Leg, Passage, StolenTime, Weather};
+use simba_tck::{Call, Leg, Passage, SkewedClock, StolenTime, Switch, Weather};
 
 const FAIL: Passage = Passage::fail(ErrorKind::Unavailable);
 
@@ -257,14 +257,10 @@ async fn a_tenure_outlives_its_guard_and_says_why_it_ended() {
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_steps_down_stays_away_for_its_cooldown() {
-    // With an id of its own it keeps its session at the store, and with it the store's hints.
-    for id in [None, Some(ContenderId::new("me").unwrap())] {
+    for labelled in [false, true] {
         let world = World::new();
         let contention = world.simba().contend(NAME);
-        let contention = match id {
-            Some(id) => contention.with_id(id),
-            None => contention,
-        };
+        let contention = if labelled { contention.with_label("me") } else { contention };
         contention.start().unwrap();
         let tenure = contention.acquired().await.unwrap();
         contention.step_down(ms(12_345));
@@ -278,8 +274,49 @@ async fn a_leader_that_steps_down_stays_away_for_its_cooldown() {
         let again = contention.acquired().await.unwrap();
         assert_eq!(world.age(), ms(12_345));
         assert!(again.token() > tenure.token());
+        assert_ne!(again.contender(), tenure.contender());
         contention.stop().await.unwrap();
     }
+}
+
+/// A task that polls both futures in an order that changes from poll to poll.
+async fn first_of(tenure: simba_core::Tenure) -> &'static str {
+    tokio::select! {
+        () = tenure.expiring() => "expiring",
+        _ = tenure.lost() => "lost",
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_wakes_up_after_the_deadline_sees_expiring_before_lost() {
+    for _ in 0..100 {
+        let world = World::new();
+        let clock = SkewedClock::new(world.clock.clone());
+        let simba = world.builder(Switch::new()).clock(clock.clone()).build();
+        let guard = simba.locker(NAME).lock().await.unwrap();
+        let asleep = tokio::spawn(first_of(guard.tenure()));
+        settled().await;
+        clock.jump(TOTAL);
+        let late = tokio::spawn(first_of(guard.tenure()));
+        assert_eq!((asleep.await.unwrap(), late.await.unwrap()), ("expiring", "expiring"));
+        assert_eq!(guard.lost().await, Loss::Deadline);
+        assert_eq!(world.age(), Duration::ZERO, "at once");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standstill_between_the_polls_of_both_hides_no_expiring() {
+    let world = World::new();
+    let clock = SkewedClock::new(world.clock.clone());
+    let simba = world.builder(Switch::new()).clock(clock.clone()).build();
+    let guard = simba.locker(NAME).lock().await.unwrap();
+    let (mut expiring, mut lost) = (Box::pin(guard.expiring()), Box::pin(guard.lost()));
+    assert!(expiring.as_mut().now_or_never().is_none());
+    clock.jump(TOTAL);
+    assert!(lost.as_mut().now_or_never().is_none(), "the task has not seen that it should stop");
+    assert!(lost.as_mut().now_or_never().is_none(), "whichever is polled first");
+    assert!(expiring.now_or_never().is_some());
+    assert_eq!(lost.now_or_never(), Some(Loss::Deadline));
 }
 
 // ===== work =====

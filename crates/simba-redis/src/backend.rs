@@ -79,7 +79,7 @@ impl RedisBackend {
     /// Outside a tokio runtime.
     pub async fn connect_with_clock(config: RedisConfig, clock: Arc<dyn Clock>) -> Result<Self> {
         let description = format!("{config:?}");
-        let context = Arc::new(Context { settings: config.settings, clock, digests: OnceLock::new() });
+        let context = Arc::new(Context::new(config.settings, clock));
         let route = Arc::new(Route::connect(config.topology, Arc::clone(&context)).await?);
         let ears = Arc::new(Ears::new());
         let hearing =
@@ -123,6 +123,15 @@ impl Backend for RedisBackend {
         }
         if self.shared.route.is_cluster() && claim.mutex.as_str().starts_with('}') {
             let message = "a name that begins with `}` has no one slot in a cluster: take another";
+            return Err(error::new(ErrorKind::Invalid, message));
+        }
+        let retention = self.shared.context.settings.fence_retention;
+        if claim.lease.total() > retention {
+            let message = format!(
+                "the lease lasts {:?}, longer than the fencing token is kept ({retention:?}): set `fence_retention` in \
+                 the URL to the lease at least",
+                claim.lease.total()
+            );
             return Err(error::new(ErrorKind::Invalid, message));
         }
         Ok(Box::new(RedisSession::new(Arc::clone(&self.shared), claim)))

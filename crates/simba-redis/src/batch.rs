@@ -4,7 +4,7 @@ use simba_core::MutexName;
 
 use crate::pipe::Slot;
 use crate::resp;
-use crate::scripts::{Digests, Keys, Script, Usual};
+use crate::scripts::{Keys, Usual};
 
 /// The usual cases of many calls, and who waits for their replies.
 #[derive(Default)]
@@ -45,9 +45,9 @@ impl Batch {
         self.kinds.iter().map(|kind| kind.slots.len()).sum()
     }
 
-    pub(crate) fn add(&mut self, usual: &Usual<'_>, mutex: &MutexName, digests: &Digests, slot: Slot) {
+    pub(crate) fn add(&mut self, usual: &Usual<'_>, mutex: &MutexName, digest: &str, slot: Slot) {
         if self.is_empty() {
-            self.digest.clone_from(&digests[Script::Many as usize]);
+            digest.clone_into(&mut self.digest);
         }
         let kind = &mut self.kinds[usual.kind()];
         self.counts.0 += usual.write_keys(mutex, &mut kind.keys);

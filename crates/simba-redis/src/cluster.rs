@@ -13,7 +13,7 @@ use crate::error;
 use crate::node::{Context, Node, Source};
 use crate::pipe::Pipe;
 use crate::resp::Reply;
-use crate::scripts::Invocation;
+use crate::scripts::{Invocation, Script, Usual};
 use crate::wire::Wire;
 
 const SLOTS: u16 = 16384;
@@ -68,22 +68,35 @@ impl Cluster {
 
     /// Runs a script on the node that has the mutex, following it if it moves.
     pub(crate) async fn invoke(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
+        // The keys of one command must be of one slot.
+        let whole = Invocation { usual: None, ..*call };
+        if let Some(Usual::Renew(..)) = call.usual {
+            let renewed = self.run(&Invocation { script: Script::Renew, ..whole }).await?;
+            if renewed.0 != Reply::Int(0) {
+                return Ok(renewed);
+            }
+        }
+        self.run(&whole).await
+    }
+
+    async fn run(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
         let table = &self.table;
         let slot = slot(call.mutex);
-        // The keys of one command must be of one slot.
-        let call = &Invocation { usual: None, ..*call };
         let mut node = table.node_of(slot)?;
         // A node that is gone does not answer, and who asked it does not wait for ever.
         let suspicion = Suspicion(&table.wrong);
         for _ in 0..REDIRECTS {
             let (reply, pipe) = node.invoke(call).await?;
             match &reply {
-                Reply::Error(words) => match redirect(words) {
+                Reply::Error(words) => match redirect(words, |host, port| {
+                    endpoint(host, port, node.address()).or_else(|| table.only_node_at(port))
+                }) {
                     Some(Redirect::Moved(slot, address)) => {
                         table.map().moved.insert(slot, address.clone());
                         node = table.node(address);
                     }
                     Some(Redirect::Ask(address)) => return table.ask(address, call).await,
+                    None if is_redirect(words) => return Err(error::unknown_endpoint(words)),
                     None => return Ok((reply, pipe)),
                 },
                 _ => {
@@ -99,8 +112,7 @@ impl Cluster {
     pub(crate) fn send(&self, call: &Invocation<'_>) {
         let Ok(node) = self.table.node_of(slot(call.mutex)) else { return };
         if let Some(pipe) = node.pipe_now() {
-            let digests = self.table.context.digests.get();
-            let _ = pipe.send(|out| call.write(out, digests));
+            let _ = pipe.send(|out| call.write(out, &self.table.context.scripts));
         }
     }
 
@@ -122,7 +134,8 @@ impl Cluster {
         self.table.map().nodes.values().for_each(|node| node.close());
     }
 
-    /// Connects to any node, for subscriptions: what is published anywhere arrives everywhere.
+    /// Connects to any node that knows the map, for subscriptions: what is published anywhere arrives everywhere.
+    /// A node that was reset knows no other.
     pub(crate) async fn any(&self) -> Result<Wire> {
         self.table.any().await.map(|(wire, _)| wire)
     }
@@ -184,25 +197,33 @@ impl Table {
     fn node(&self, address: Address) -> Arc<Node> {
         let mut map = self.map();
         let node = map.nodes.entry(address).or_insert_with_key(|address| {
-            Node::start(Source::Fixed(address.clone()), Arc::clone(&self.context), None)
+            Node::start(Source::Member(address.clone()), Arc::clone(&self.context), None)
         });
         Arc::clone(node)
+    }
+
+    /// Returns the node of the map at this port, if there is only one.
+    fn only_node_at(&self, port: u16) -> Option<Address> {
+        let is_there =
+            |address: &Address| matches!(address, Address::Tcp { port: there, .. } if *there == port);
+        let map = self.map();
+        let nodes = map.ranges.iter().flat_map(|range| std::iter::once(&range.master).chain(&range.replicas));
+        let mut there = nodes.filter(|address| is_there(address));
+        let first = there.next()?;
+        there.all(|address| address == first).then(|| first.clone())
     }
 
     /// A node that has taken a slot over in part answers only who asks for it.
     async fn ask(&self, address: Address, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
         const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
         let pipe = self.node(address).pipe().await?;
-        let reply = pipe.call_after(ASKING, |out| call.write(out, None)).await?;
+        let reply = pipe.call_after(ASKING, |out| call.write_source(out, &self.context.scripts)).await?;
         Ok((reply, pipe))
     }
 
     /// Asks the nodes for the map, until one tells.
     async fn look(&self) -> Result<()> {
-        let (mut wire, asked) = self.any().await?;
-        let (clock, limit) = (&*self.context.clock, self.context.settings.timeout);
-        let reply = wire.ask_within(clock, limit, &["CLUSTER", "SLOTS"]).await?;
-        let ranges = ranges(&reply, &asked).ok_or_else(|| error::unexpected("the map of the cluster"))?;
+        let (_, ranges) = self.any().await?;
         let mut map = self.map();
         map.moved.clear();
         let masters: Vec<_> = ranges.iter().map(|range| range.master.clone()).collect();
@@ -215,12 +236,12 @@ impl Table {
         Ok(())
     }
 
-    /// A connection to any node that answers and sees the whole cluster.
-    async fn any(&self) -> Result<(Wire, Address)> {
+    /// Connects to any node that knows where slots are, and returns its map, which has at least one range.
+    async fn any(&self) -> Result<(Wire, Vec<Range>)> {
         let mut last: Option<Error> = None;
         for address in self.known() {
             match self.greet(&address).await {
-                Ok(wire) => return Ok((wire, address)),
+                Ok(known) => return Ok(known),
                 // A node that is down says less than one that refuses us.
                 Err(cause) if last.as_ref().is_none_or(Error::is_transient) => last = Some(cause),
                 Err(_) => {}
@@ -229,9 +250,16 @@ impl Table {
         Err(last.unwrap_or_else(error::gone))
     }
 
-    async fn greet(&self, address: &Address) -> Result<Wire> {
-        let settings = &self.context.settings;
-        Wire::open(address, settings, &settings.login, &*self.context.clock).await
+    async fn greet(&self, address: &Address) -> Result<(Wire, Vec<Range>)> {
+        let (settings, clock) = (&self.context.settings, &*self.context.clock);
+        let slots: &[&[&str]] = &[&["CLUSTER", "SLOTS"]];
+        let (wire, replies) = Wire::open_with(address, settings, &settings.login, clock, slots).await?;
+        let ranges = replies.first().and_then(|reply| ranges(reply, address));
+        match ranges.ok_or_else(|| error::unexpected("the map of the cluster"))? {
+            // What a node answers that was reset, or that has not met the others yet.
+            ranges if ranges.is_empty() => Err(error::refused("CLUSTERDOWN the node knows no slots")),
+            ranges => Ok((wire, ranges)),
+        }
     }
 
     /// Every address that was ever heard of and is not out of date, in random order.
@@ -255,11 +283,16 @@ enum Redirect {
     Ask(Address),
 }
 
-fn redirect(words: &str) -> Option<Redirect> {
+fn is_redirect(words: &str) -> bool {
+    words.starts_with("MOVED ") || words.starts_with("ASK ")
+}
+
+/// Returns where a node redirects to; `None` if it does not, or cannot tell the address.
+fn redirect(words: &str, resolve: impl Fn(&str, u16) -> Option<Address>) -> Option<Redirect> {
     let mut parts = words.split(' ');
     let (code, slot, address) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?);
     let (host, port) = address.rsplit_once(':')?;
-    let address = Address::tcp(host, port.parse().ok()?);
+    let address = resolve(host, port.parse().ok()?)?;
     match code {
         "MOVED" => Some(Redirect::Moved(slot, address)),
         "ASK" => Some(Redirect::Ask(address)),
@@ -282,12 +315,25 @@ fn range_of(reply: &Reply, asked: &Address) -> Option<Range> {
     })
 }
 
-/// A node that does not know its own address leaves the host out: it is the one that was asked.
 fn address_of(reply: &Reply, asked: &Address) -> Option<Address> {
-    let [host, port, ..] = reply.array()? else { return None };
+    let [host, port, _, rest @ ..] = reply.array()? else { return None };
     let port = u16::try_from(port.int()?).ok()?;
-    match (host.text().unwrap_or_default(), asked) {
-        ("", Address::Tcp { host, .. }) => Some(Address::tcp(host.clone(), port)),
+    // Redis 7 adds the address where it names a node by something else.
+    let ip = || {
+        let details = rest.first()?.array()?;
+        details.chunks(2).find_map(|pair| (pair.first()?.text()? == "ip").then(|| pair.get(1)?.text())?)
+    };
+    endpoint(host.text().unwrap_or_default(), port, Some(asked))
+        .or_else(|| ip().map(|host| Address::tcp(host, port)))
+}
+
+/// Returns the address that a node names. Without a host it is the host that was asked. `?` stands for a host name that
+/// the node does not know.
+fn endpoint(host: &str, port: u16, asked: Option<&Address>) -> Option<Address> {
+    match (host, asked) {
+        ("?", _) => None,
+        ("", Some(Address::Tcp { host, .. })) => Some(Address::tcp(host.clone(), port)),
+        ("", _) => None,
         (host, _) => Some(Address::tcp(host, port)),
     }
 }
@@ -321,10 +367,29 @@ mod tests {
     }
 
     #[test]
+    fn a_node_without_a_host_has_the_host_that_was_asked_or_its_ip() {
+        let asked = Address::tcp("10.0.0.1", 7000);
+        let text = |text: &str| Reply::Bulk(text.into());
+        let node = |host: Reply, details: Vec<Reply>| {
+            let node = vec![host, Reply::Int(7001), text("id"), Reply::Array(details)];
+            address_of(&Reply::Array(node), &asked)
+        };
+        assert_eq!(node(Reply::Nil, vec![]), Some(Address::tcp("10.0.0.1", 7001)));
+        assert_eq!(node(text("?"), vec![text("ip"), text("10.0.0.7")]), Some(Address::tcp("10.0.0.7", 7001)));
+        assert_eq!(node(text("?"), vec![]), None);
+        assert_eq!(node(text("b"), vec![text("ip"), text("10.0.0.7")]), Some(Address::tcp("b", 7001)));
+    }
+
+    #[test]
     fn redirects_are_told_from_other_errors() {
-        let there = Address::tcp("10.0.0.7", 7001);
+        let (there, asked) = (Address::tcp("10.0.0.7", 7001), Address::tcp("10.0.0.1", 7000));
+        let redirect = |words| redirect(words, |host, port| endpoint(host, port, Some(&asked)));
         assert_eq!(redirect("MOVED 3999 10.0.0.7:7001"), Some(Redirect::Moved(3999, there.clone())));
         assert_eq!(redirect("ASK 3999 10.0.0.7:7001"), Some(Redirect::Ask(there)));
+        let same_host = Address::tcp("10.0.0.1", 7001);
+        assert_eq!(redirect("MOVED 1 :7001"), Some(Redirect::Moved(1, same_host)));
+        assert_eq!(redirect("MOVED 1 ?:7001"), None);
+        assert!(is_redirect("MOVED 1 ?:7001"));
         for words in ["", "MOVED", "MOVED x y", "CLUSTERDOWN Hash slot not served", "ASK 1 nowhere"] {
             assert_eq!(redirect(words), None, "{words}");
         }

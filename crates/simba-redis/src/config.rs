@@ -1,6 +1,7 @@
 //! Where the server is, how to log in, and how to talk to it.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use crate::error;
 const KEYS: &[&str] = &[
     "connect_timeout",
     "db",
+    "fence_retention",
     "ping",
     "sentinel_password",
     "sentinel_user",
@@ -26,6 +28,12 @@ const KEYS: &[&str] = &[
     "wait_replicas",
     "wait_timeout",
 ];
+
+/// Longer than a clock is off that was set by the wrong time zone, which is the most common large step.
+const DEFAULT_FENCE_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+/// From a minute to ten years.
+const FENCE_RETENTION: RangeInclusive<Duration> =
+    Duration::from_secs(60)..=Duration::from_secs(3650 * 24 * 60 * 60);
 
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -105,6 +113,8 @@ pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     pub(crate) ping: Duration,
     pub(crate) wait: Option<WaitReplicas>,
+    /// How long the last token of a mutex is kept after its last use.
+    pub(crate) fence_retention: Duration,
 }
 
 /// How many replicas must have an acquisition, and how long they may take.
@@ -162,6 +172,7 @@ impl RedisConfig {
             timeout: time(url, "timeout", Duration::from_secs(1))?,
             ping: time(url, "ping", Duration::from_secs(5))?,
             wait: wait(url)?,
+            fence_retention: fence_retention(url)?,
         };
         Ok(Self { topology, settings })
     }
@@ -183,6 +194,16 @@ impl RedisConfig {
     /// or a holder cannot ride a broken connection out.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout;
+        self
+    }
+
+    /// Keeps the last token of a mutex for this long after its last use, 1 min to 10 years; default 1 day.
+    ///
+    /// Without it, the next token is the server's time in microseconds. It is smaller than the last one only if the
+    /// server's clock was set back by more than the time since, so by more than this. All handles should have the
+    /// same value: the last use of a mutex decides.
+    pub fn with_fence_retention(mut self, retention: Duration) -> Self {
+        self.settings.fence_retention = retention.clamp(*FENCE_RETENTION.start(), *FENCE_RETENTION.end());
         self
     }
 
@@ -294,6 +315,14 @@ fn time(url: &ConnectUrl, key: &str, default: Duration) -> Result<Duration> {
     }
 }
 
+fn fence_retention(url: &ConnectUrl) -> Result<Duration> {
+    let retention = url.duration("fence_retention")?.unwrap_or(DEFAULT_FENCE_RETENTION);
+    match FENCE_RETENTION.contains(&retention) {
+        true => Ok(retention),
+        false => Err(invalid("`fence_retention` is out of range: take 1min to 3650 days")),
+    }
+}
+
 fn wait(url: &ConnectUrl) -> Result<Option<WaitReplicas>> {
     let count = url.parsed("wait_replicas", "a number of replicas")?.unwrap_or(0);
     let timeout = time(url, "wait_timeout", Duration::from_millis(500))?;
@@ -349,6 +378,7 @@ mod tests {
         assert!(refusal("redis+cluster://a/1").contains("database 0"));
         assert!(refusal("redis://user@h").contains("PASSWORD"));
         assert!(refusal("redis://h?timeout=0s").contains("out of range"));
+        assert!(refusal("redis://h?fence_retention=5s").contains("3650 days"));
         assert!(refusal("mysql://h").contains("scheme"));
     }
 

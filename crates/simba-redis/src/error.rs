@@ -135,13 +135,49 @@ const VERDICTS: &[(&str, ErrorKind, &str)] = &[
     ),
 ];
 
+/// Returns whether an error reply has this code, also from within a script: Redis 6 and before put it behind words of
+/// their own.
+fn has_code(reply: &str, code: &str) -> bool {
+    reply.starts_with(code) || reply.contains(&format!(": {code} ")) || reply.contains(&format!("-{code} "))
+}
+
+/// Returns whether an error reply says that the server takes no writes because it is not a master, or not yet.
+pub(crate) fn is_no_master(reply: &str) -> bool {
+    ["READONLY", "MASTERDOWN", "LOADING"].iter().any(|code| has_code(reply, code))
+}
+
+/// Returns whether the server ended the connection.
+pub(crate) fn is_hang_up(error: &Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    let cause = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    let ended = [BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof];
+    cause.is_some_and(|cause| ended.contains(&cause.kind()))
+}
+
+/// Returns the error reply behind an error.
+pub(crate) fn words(error: &Error) -> Option<&str> {
+    let words = std::error::Error::source(error)?.downcast_ref::<Words>()?;
+    Some(&words.0)
+}
+
+/// A node of a cluster redirects to a node that it has no address for.
+pub(crate) fn unknown_endpoint(reply: &str) -> Error {
+    let message = "a node of the cluster has no host name: set `cluster-announce-hostname` on every node, or \
+                   `cluster-preferred-endpoint-type ip`";
+    new(ErrorKind::Unavailable, message).with_source(Words(reply.chars().take(200).collect()))
+}
+
+/// A proxy that runs no scripts stands at the address.
+pub(crate) fn no_scripts(address: &Address) -> Error {
+    let message = format!(
+        "{address} ends the connection at SCRIPT LOAD: it is a proxy without scripts and subscriptions, such as \
+         twemproxy. Connect to the server itself"
+    );
+    new(ErrorKind::Config, message)
+}
+
 fn verdict(reply: &str) -> (ErrorKind, String) {
-    let has = |code: &str| {
-        reply.starts_with(code)
-            || reply.contains(&format!(": {code} "))
-            || reply.contains(&format!("-{code} "))
-    };
-    let found = VERDICTS.iter().find(|(code, ..)| has(code));
+    let found = VERDICTS.iter().find(|(code, ..)| has_code(reply, code));
     found.map_or_else(
         || (ErrorKind::Protocol, "the server answered with an error".into()),
         |(_, kind, message)| (*kind, (*message).into()),
@@ -184,6 +220,20 @@ mod tests {
         for (reply, kind) in cases {
             assert_eq!(refused(reply).kind(), kind, "{reply}");
         }
+    }
+
+    #[test]
+    fn a_replica_is_recognised_also_by_the_words_of_redis_6() {
+        for reply in [
+            "READONLY You can't write against a read only replica.",
+            "ERR Error running script (call to f_5a): @user_script:6: @user_script: 6: -READONLY You can't write \
+             against a read only replica.",
+            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        ] {
+            assert!(is_no_master(reply), "{reply}");
+            assert_eq!(words(&refused(reply)), Some(reply));
+        }
+        assert!(!is_no_master("OOM command not allowed when used memory > 'maxmemory'."));
     }
 
     #[test]

@@ -20,8 +20,10 @@
 //!   holder learns of it at its next renewal, and until then two may hold.
 //! - A failover, by sentinels or in a cluster, may lose the last writes of the old master, so the same holds for
 //!   it. [`wait_replicas`](RedisConfig::with_wait_replicas) makes that rarer. It is no promise.
-//! - Fencing tokens grow through all of that: a token is the server's time in microseconds, or one more than the
-//!   last. They go back only if the data is lost and the clock of the server is set back.
+//! - A token is the server's time in microseconds, or one more than the last. Tokens go back only if writes are lost
+//!   and the clock of the server that serves next is behind the last token.
+//! - Redis ends leases by its wall clock. A clock that is set forward, or a promoted replica whose clock is ahead, ends
+//!   them early: then two may hold. A step is warned of, and found by a probe.
 //! - Fair: waiters get the mutex in the order in which they came, and nobody passes a live waiter. A waiter that
 //!   is gone is skipped at once on a standalone server. One that stands still, or that is gone behind sentinels or
 //!   in a cluster, delays the next by its poll at the most.
@@ -37,7 +39,7 @@
 //! |---|---|
 //! | `simba:{<mutex>}` | the holder's id, for as long as its lease lasts; also the channel of `acquired@@<id>` |
 //! | `simba:{<mutex>}:contender` | the queue; the channel `simba:{<mutex>}:<id>` tells a waiter `released@@<id>` |
-//! | `simba:{<mutex>}:fence` | the last token, and which session it was given to, or whom the mutex is promised to for up to a tenth of a second; kept for a week |
+//! | `simba:{<mutex>}:fence` | the last token, and which session it was given to, or whom the mutex is promised to for up to a tenth of a second; kept for `fence_retention` after the last use |
 //! | `simba:{<mutex>}:alive` | until when the places of our waiters last |
 //!
 //! The channel `simba:{<mutex>}:owner` tells of releases, where somebody observes.
@@ -56,8 +58,9 @@
 //! |---|---|---|
 //! | `timeout` | `1s` | how long a reply may be overdue before the connection counts as broken |
 //! | `connect_timeout` | `2s` | how long a connection may take |
-//! | `ping` | `5s` | how long a connection may be idle before it is asked for a sign of life |
+//! | `ping` | `5s` | how often a connection reads the server's clock, which is also the sign of life of an idle connection |
 //! | `wait_replicas`, `wait_timeout` | `0`, `500ms` | how many replicas must have an acquisition, and how long they may take |
+//! | `fence_retention` | `1day` | how long the last token of a mutex is kept after its last use |
 //! | `db` | `0` | the database, where the path does not tell |
 //! | `sentinel_user`, `sentinel_password` | none | the login at the sentinels |
 //! | `tls_ca` | public authorities | PEM file with the authorities to trust |
@@ -91,6 +94,7 @@ mod route;
 mod scripts;
 mod sentinel;
 mod session;
+mod spread_probe;
 mod stream;
 mod subscriber;
 mod wire;

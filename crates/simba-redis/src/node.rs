@@ -1,18 +1,19 @@
 //! One server's command connection, kept alive: broken off when silent, made anew when gone.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use simba_core::{Clock, Error, ErrorKind, Result, within};
-use simba_net::Backoff;
-use tokio::sync::watch;
+use simba_net::{Backoff, ClockStep, ServerClock};
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use crate::config::{Address, Settings};
 use crate::error;
 use crate::pipe::{Limits, Pipe};
 use crate::resp::{self, Reply};
-use crate::scripts::{Digests, Invocation, Script};
+use crate::scripts::{Invocation, Script, Scripts};
 use crate::sentinel::Sentinel;
 use crate::stream::Stream;
 use crate::wire::Wire;
@@ -28,11 +29,19 @@ pub(crate) const GOOD: Duration = Duration::from_millis(200);
 pub(crate) struct Context {
     pub(crate) settings: Settings,
     pub(crate) clock: Arc<dyn Clock>,
-    /// The same on every server, known after the first connection.
-    pub(crate) digests: OnceLock<Digests>,
+    pub(crate) scripts: Scripts,
+    /// Whether the last probe found keys of different mutexes on different servers.
+    pub(crate) spread: Arc<AtomicBool>,
+    /// Notified when commands go to another server than before, though no connection was lost.
+    pub(crate) moved: Notify,
 }
 
 impl Context {
+    pub(crate) fn new(settings: Settings, clock: Arc<dyn Clock>) -> Self {
+        let scripts = Scripts::new(settings.fence_retention);
+        Self { settings, clock, scripts, spread: Arc::default(), moved: Notify::new() }
+    }
+
     pub(crate) fn limits(&self) -> Limits {
         let settings = &self.settings;
         let wait = settings.wait.map_or(Duration::ZERO, |wait| wait.timeout);
@@ -46,17 +55,31 @@ impl Context {
 
     /// Connects to a server that is to run the scripts.
     pub(crate) async fn ready(&self, address: &Address) -> Result<Wire> {
-        let load = Script::ALL.map(|script| ["SCRIPT", "LOAD", script.source()]);
+        // On every connection: a server that was restarted or promoted may not have them, and a thousand calls at
+        // once would each have to send the source.
+        let load = self.scripts.load();
         let load: Vec<&[&str]> = load.iter().map(|question| &question[..]).collect();
-        // A server that forgot them says so, and gets them then.
-        let load = if self.digests.get().is_some() { &[][..] } else { &load };
         let (settings, clock) = (&self.settings, &*self.clock);
-        let (wire, replies) = Wire::open_with(address, settings, &settings.login, clock, load).await?;
-        if !load.is_empty() {
-            let digests = digests(&replies).ok_or_else(|| error::unexpected("a script"))?;
-            self.digests.get_or_init(|| digests);
-        }
+        let (wire, replies) = match Wire::open_with(address, settings, &settings.login, clock, &load).await {
+            Err(cause) if error::is_hang_up(&cause) => {
+                return Err(self.explain_hang_up(address, cause).await);
+            }
+            opened => opened?,
+        };
+        self.scripts.loaded(&replies).ok_or_else(|| error::unexpected("a script"))?;
         Ok(wire)
+    }
+
+    /// Returns why a connection ended while scripts were loaded: a proxy that knows no scripts hangs up, on every
+    /// connection and only then.
+    async fn explain_hang_up(&self, address: &Address, cause: Error) -> Error {
+        let (settings, clock) = (&self.settings, &*self.clock);
+        let Ok(mut wire) = Wire::open(address, settings, &settings.login, clock).await else { return cause };
+        let load = ["SCRIPT", "LOAD", "return 1"];
+        match wire.ask_within(clock, settings.timeout, &load).await {
+            Err(again) if error::is_hang_up(&again) => error::no_scripts(address).with_source(again),
+            _ => cause,
+        }
     }
 }
 
@@ -64,22 +87,20 @@ pub(crate) fn backoff() -> Backoff {
     Backoff::new(FIRST_PAUSE, LONGEST_PAUSE)
 }
 
-fn digests(replies: &[Reply]) -> Option<Digests> {
-    let digests: Option<Vec<String>> = replies.iter().map(|reply| reply.text().map(Into::into)).collect();
-    digests?.try_into().ok()
-}
-
 /// Which server to connect to.
 pub(crate) enum Source {
+    /// A server, or whatever stands at its address.
     Fixed(Address),
-    /// Whoever is the master now.
+    /// A node of a cluster.
+    Member(Address),
+    /// The master that the sentinels name.
     Sentinel(Sentinel),
 }
 
 impl Source {
     async fn open(&self, context: &Context) -> Result<(Stream, Address)> {
         let (wire, address) = match self {
-            Self::Fixed(address) => (context.ready(address).await?, address.clone()),
+            Self::Fixed(address) | Self::Member(address) => (context.ready(address).await?, address.clone()),
             Self::Sentinel(sentinel) => sentinel.connect(context).await?,
         };
         Ok((wire.into_stream()?, address))
@@ -88,7 +109,7 @@ impl Source {
     /// Completes when the server is not the right one any more.
     async fn moved(&self, address: &Address, context: &Context) -> Error {
         match self {
-            Self::Fixed(_) => std::future::pending().await,
+            Self::Fixed(_) | Self::Member(_) => std::future::pending().await,
             Self::Sentinel(sentinel) => sentinel.moved(address, context).await,
         }
     }
@@ -105,7 +126,11 @@ pub(crate) struct Node {
     context: Arc<Context>,
     state: watch::Sender<State>,
     task: OnceLock<AbortHandle>,
-    follows: bool,
+    server_clock: Arc<ServerClock>,
+    /// The last call found a replica.
+    demoted: AtomicBool,
+    /// Where it is, unless others say so.
+    address: Option<Address>,
 }
 
 impl Node {
@@ -122,11 +147,26 @@ impl Node {
         first: Option<(Stream, Address)>,
     ) -> Arc<Self> {
         let (state, _) = watch::channel(State::Down(error::gone()));
-        let follows = matches!(source, Source::Sentinel(_));
-        let node = Arc::new(Self { context: Arc::clone(&context), state, task: OnceLock::new(), follows });
-        let task = tokio::spawn(supervise(source, context, node.state.clone(), first));
+        let server_clock = Arc::<ServerClock>::default();
+        let address = match &source {
+            Source::Fixed(address) | Source::Member(address) => Some(address.clone()),
+            Source::Sentinel(_) => None,
+        };
+        let node = Arc::new(Self {
+            context: Arc::clone(&context),
+            state,
+            task: OnceLock::new(),
+            server_clock: Arc::clone(&server_clock),
+            demoted: AtomicBool::new(false),
+            address,
+        });
+        let task = tokio::spawn(supervise(source, context, node.state.clone(), server_clock, first));
         node.task.get_or_init(|| task.abort_handle());
         node
+    }
+
+    pub(crate) fn address(&self) -> Option<&Address> {
+        self.address.as_ref()
     }
 
     /// The connection; waits a moment for one that is being made.
@@ -161,6 +201,11 @@ impl Node {
         }
     }
 
+    /// Returns by how much the server's clock was set since the first connection, at the last time.
+    pub(crate) fn clock_step(&self) -> Option<ClockStep> {
+        self.server_clock.last_step()
+    }
+
     fn cause(&self) -> Error {
         match &*self.state.borrow() {
             State::Down(cause) if !cause.is_transient() => cause.clone(),
@@ -173,24 +218,32 @@ impl Node {
     /// Runs a script; what the server said, an error reply too, and the connection that it said it on.
     pub(crate) async fn invoke(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
         let pipe = self.pipe().await?;
-        let digests = self.context.digests.get();
-        let mut reply = pipe.invoke(call, digests).await?;
+        let scripts = &self.context.scripts;
+        let mut reply = pipe.invoke(call, scripts).await?;
         match &reply {
-            Reply::Nil => reply = pipe.call(|out| call.write(out, digests)).await?,
+            Reply::Nil => reply = pipe.call(|out| call.write(out, scripts)).await?,
             Reply::Error(words) if is_forgotten(words) && call.usual.is_some() => {
-                let load = resp::command(&["SCRIPT", "LOAD", Script::Many.source()]);
+                let load = resp::command(&["SCRIPT", "LOAD", scripts.source(Script::Many)]);
                 pipe.send(|out| out.extend_from_slice(&load))?;
             }
             _ => {}
         }
         if matches!(&reply, Reply::Error(words) if is_forgotten(words)) {
-            reply = pipe.call(|out| call.write(out, None)).await?;
+            reply = pipe.call(|out| call.write_source(out, scripts)).await?;
         }
-        if let (true, Reply::Error(words)) = (self.follows, &reply)
-            && ["READONLY", "MASTERDOWN", "LOADING"].iter().any(|code| words.starts_with(code))
-        {
-            // Not the master any more: ask who is.
-            pipe.break_off(error::refused(words));
+        match &reply {
+            // Not the master any more. Sentinels, a name or an address that moves may lead to the new one.
+            Reply::Error(words) if error::is_no_master(words) => {
+                self.demoted.store(true, Ordering::Relaxed);
+                pipe.break_off(error::refused(words));
+            }
+            Reply::Error(_) => {}
+            _ if self.demoted.load(Ordering::Relaxed) => {
+                self.demoted.store(false, Ordering::Relaxed);
+                // Subscriptions may still be at the old master, whose messages come late and do not count there.
+                self.context.moved.notify_one();
+            }
+            _ => {}
         }
         Ok((reply, pipe))
     }
@@ -222,6 +275,7 @@ async fn supervise(
     source: Source,
     context: Arc<Context>,
     state: watch::Sender<State>,
+    server_clock: Arc<ServerClock>,
     mut first: Option<(Stream, Address)>,
 ) {
     let mut backoff = backoff();
@@ -232,13 +286,15 @@ async fn supervise(
         };
         match opened {
             Ok((stream, address)) => {
-                let (began, pipe) = (context.clock.now(), Pipe::new());
-                let cause = carry(&source, &context, &state, &pipe, stream, &address).await;
+                let (began, pipe) = (context.clock.now(), Pipe::new(Arc::clone(&context.spread)));
+                let cause = carry(&source, &context, &state, &pipe, &server_clock, stream, &address).await;
                 tracing::debug!(server = %address, %cause, "the connection is lost");
-                state.send_replace(State::Down(cause));
-                if pipe.has_answered() || context.clock.now() - began >= GOOD {
+                // A server that is still a replica is not worth a fast reconnect.
+                let useful = pipe.has_answered() && !error::words(&cause).is_some_and(error::is_no_master);
+                if useful || context.clock.now() - began >= GOOD {
                     backoff.reset();
                 }
+                state.send_replace(State::Down(cause));
             }
             Err(cause) => {
                 tracing::debug!(%cause, "no connection");
@@ -254,14 +310,19 @@ async fn carry(
     context: &Context,
     state: &watch::Sender<State>,
     pipe: &Pipe,
+    server_clock: &ServerClock,
     stream: Stream,
     address: &Address,
 ) -> Error {
+    // Before any call. The nodes of a cluster have one call per mutex in any case.
+    if !matches!(source, Source::Member(_)) {
+        pipe.probe_spread();
+    }
     state.send_replace(State::Up(pipe.clone()));
     tracing::debug!(server = %address, "connected");
     let cause = tokio::select! {
         biased;
-        cause = pipe.drive(stream, &*context.clock, context.limits()) => cause,
+        cause = pipe.drive(stream, &*context.clock, context.limits(), server_clock) => cause,
         cause = source.moved(address, context) => cause,
     };
     pipe.break_off(cause.clone());

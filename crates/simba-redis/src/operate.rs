@@ -1,12 +1,13 @@
 //! What operators need.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use simba_core::operate::{EvictIf, Eviction, MutexRecord, Probe};
-use simba_core::{ContenderId, FencingToken, MutexName, Operate, Result};
+use simba_core::operate::{EvictIf, Eviction, Finding, MutexRecord, Probe};
+use simba_core::{ContenderId, ErrorKind, FencingToken, MutexName, Operate, Result};
 
 use crate::backend::RedisBackend;
 use crate::error;
@@ -31,9 +32,16 @@ impl Operate for RedisBackend {
         let names: Vec<_> = names.into_iter().collect();
         let mut records = Vec::with_capacity(names.len());
         for chunk in names.chunks(AT_ONCE) {
-            let read: Result<Vec<_>> =
-                join_all(chunk.iter().map(|name| self.read(name))).await.into_iter().collect();
-            records.extend(read?);
+            for (name, read) in chunk.iter().zip(join_all(chunk.iter().map(|name| self.read(name))).await) {
+                match read {
+                    Ok(record) => records.push(record),
+                    // One key that is not Simba's must not hide all mutexes.
+                    Err(cause) if cause.kind() == ErrorKind::Protocol => {
+                        tracing::warn!(mutex = %name, %cause, "redis: a mutex is left out of the list");
+                    }
+                    Err(cause) => return Err(cause),
+                }
+            }
         }
         Ok(records)
     }
@@ -67,6 +75,12 @@ impl Operate for RedisBackend {
     async fn probe(&self) -> Result<Probe> {
         let clock = &self.shared.context.clock;
         let mut probe = Probe::default();
+        if self.shared.context.spread.load(Ordering::Relaxed) {
+            probe.findings.push(Finding::new(
+                "keys of different mutexes are on different servers: a proxy spreads them, so calls cannot be combined",
+                "connect to the server itself, or with `redis+cluster://` to a cluster",
+            ));
+        }
         for node in self.shared.route.masters() {
             let pipe = node.pipe().await?;
             let before = clock.now();
@@ -74,7 +88,16 @@ impl Operate for RedisBackend {
             probe.round_trip = probe.round_trip.max(clock.now() - before);
             let info = Info::of(&node).await?;
             probe.server = info.server();
-            for finding in info.findings() {
+            let step = node.clock_step().map(|step| {
+                Finding::new(
+                    format!(
+                        "the server's clock was set by about {} ms: leases ended too early or too late",
+                        step.0
+                    ),
+                    "keep the clocks of all servers in step by slewing (chrony without `makestep`)",
+                )
+            });
+            for finding in info.findings().into_iter().chain(step) {
                 if !probe.findings.contains(&finding) {
                     probe.findings.push(finding);
                 }

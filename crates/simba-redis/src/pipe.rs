@@ -5,18 +5,20 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use simba_core::{Clock, Error, MutexName, Result};
-use simba_net::Socket;
+use simba_net::{ClockReading, ServerClock, Socket};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, oneshot};
 
 use crate::batch::Batch;
 use crate::error;
 use crate::resp::{self, Reply};
-use crate::scripts::{Digests, Invocation, Usual};
+use crate::scripts::{Invocation, Script, Scripts, Usual};
+use crate::spread_probe;
 use crate::stream::Stream;
 
 /// How many replies may be outstanding; beyond that the server does not keep up, and who asks is told.
@@ -41,6 +43,8 @@ struct Inner {
     filled: Notify,
     /// Rung for what has time.
     begun: Notify,
+    /// Whether the last probe found keys on several servers; shared by all connections of the handle.
+    spread: Arc<AtomicBool>,
 }
 
 /// Whether a command goes out at once.
@@ -60,13 +64,28 @@ struct Outbox {
     socket: Option<Socket>,
     /// What goes out as one command behind these bytes.
     batch: Batch,
-    no_batches: bool,
+    /// Whether one script reaches the keys of all mutexes; `None` until a probe has shown it. Calls share a script
+    /// only then: elsewhere it would take a mutex on the wrong server.
+    one_server: Option<bool>,
+    /// The last probe showed nothing: it is sent again.
+    probe_again: bool,
     expected: VecDeque<Expected>,
+    replica_waits: ReplicaWaits,
     /// How many wait for a reply, of those in the batch too.
     waiting: usize,
     /// How many replies came so far.
     answered: u64,
     broken: Option<Error>,
+}
+
+/// Callers that wait until replicas have their writes. The server answers nothing else on the connection while it waits,
+/// so one `WAIT` is under way at a time, and the next is for all callers that came meanwhile. One for each would keep
+/// renewals waiting for their sum.
+#[derive(Default)]
+struct ReplicaWaits {
+    command: Vec<u8>,
+    under_way: bool,
+    next: Vec<Slot>,
 }
 
 /// Who waits for a reply; `None` if nobody cares.
@@ -77,12 +96,28 @@ enum Expected {
     One(Slot),
     /// One command of many.
     Many(Vec<Slot>),
+    /// A `WAIT` for replicas, for the writes of several callers.
+    ReplicaWait(Vec<Slot>),
+    /// The end of a probe for keys that are spread over servers.
+    SpreadProbe,
 }
 
 impl Pipe {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(spread: Arc<AtomicBool>) -> Self {
         let (outbox, filled, begun) = (Mutex::default(), Notify::new(), Notify::new());
-        Self { inner: Arc::new(Inner { outbox, filled, begun }) }
+        Self { inner: Arc::new(Inner { outbox, filled, begun, spread }) }
+    }
+
+    /// Sends a probe for keys that are spread over servers. Its reply decides whether calls may share a script.
+    pub(crate) fn probe_spread(&self) {
+        let Ok(mut outbox) = self.open() else { return };
+        let probe = spread_probe::commands();
+        for write in &probe.writes {
+            outbox.add(None, |out| out.extend_from_slice(write));
+        }
+        outbox.expect(Expected::SpreadProbe, |out| out.extend_from_slice(&probe.read));
+        drop(outbox);
+        self.inner.filled.notify_one();
     }
 
     /// Sends what `write` writes, which is one command, and waits for its reply.
@@ -102,26 +137,43 @@ impl Pipe {
     /// # Cancel safety
     ///
     /// As [`call`](Self::call); but what is to be made by itself need not have been made.
-    pub(crate) async fn invoke(&self, call: &Invocation<'_>, digests: Option<&Digests>) -> Result<Reply> {
+    pub(crate) async fn invoke(&self, call: &Invocation<'_>, scripts: &Scripts) -> Result<Reply> {
         let (slot, reply) = oneshot::channel();
-        self.hand_in(call, digests, Some(slot))?;
+        self.hand_in(call, scripts, Some(slot))?;
         reply.await.map_err(|_| self.cause())
     }
 
-    fn hand_in(&self, call: &Invocation<'_>, digests: Option<&Digests>, slot: Slot) -> Result<()> {
+    fn hand_in(&self, call: &Invocation<'_>, scripts: &Scripts, slot: Slot) -> Result<()> {
         let mut outbox = self.open()?;
-        let alone = outbox.no_batches || call.haste == Haste::Now && outbox.is_quiet();
-        let (Some(usual), Some(digests), false) = (&call.usual, digests, alone) else {
-            self.push(outbox, slot, call.haste, |out| call.write(out, digests));
+        let alone = outbox.one_server != Some(true) || call.haste == Haste::Now && outbox.is_quiet();
+        let (Some(usual), Some(digest), false) = (&call.usual, scripts.digest(Script::Many), alone) else {
+            self.push(outbox, slot, call.haste, |out| call.write(out, scripts));
             return Ok(());
         };
         let first = outbox.is_empty();
-        let sent = outbox.join(usual, call.mutex, digests, slot);
+        let sent = outbox.join(usual, call.mutex, digest, slot);
         drop(outbox);
         if !sent {
             self.ring(call.haste, first);
         }
         Ok(())
+    }
+
+    /// Waits until replicas have what was written before. `command` is a `WAIT`, the same in every call.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`call`](Self::call).
+    pub(crate) async fn wait_for_replicas(&self, command: &[u8]) -> Result<Reply> {
+        let (slot, reply) = oneshot::channel();
+        {
+            let mut outbox = self.open()?;
+            command.clone_into(&mut outbox.replica_waits.command);
+            outbox.replica_waits.next.push(Some(slot));
+            outbox.send_replica_wait();
+        }
+        self.inner.filled.notify_one();
+        reply.await.map_err(|_| self.cause())
     }
 
     /// Sends commands that belong together, and waits for the reply to the last one.
@@ -183,7 +235,11 @@ impl Pipe {
             outbox.broken = Some(cause);
         }
         (outbox.bytes, outbox.socket, outbox.waiting) = (Vec::new(), None, 0);
-        let waiting = (std::mem::take(&mut outbox.expected), std::mem::take(&mut outbox.batch));
+        let waiting = (
+            std::mem::take(&mut outbox.expected),
+            std::mem::take(&mut outbox.batch),
+            std::mem::take(&mut outbox.replica_waits),
+        );
         drop(outbox);
         drop(waiting);
         self.inner.filled.notify_one();
@@ -203,7 +259,13 @@ impl Pipe {
     }
 
     /// Carries bytes until the connection ends, and says why it did.
-    pub(crate) async fn drive(&self, stream: Stream, clock: &dyn Clock, limits: Limits) -> Error {
+    pub(crate) async fn drive(
+        &self,
+        stream: Stream,
+        clock: &dyn Clock,
+        limits: Limits,
+        server_clock: &ServerClock,
+    ) -> Error {
         // However it ends: what nobody reads from, nobody may write to.
         let _end = End(self);
         self.inner.outbox().socket = stream.socket();
@@ -213,6 +275,7 @@ impl Pipe {
             cause = self.read(reader) => cause,
             cause = self.write(writer, clock) => cause,
             cause = self.watch(clock, limits) => cause,
+            cause = self.read_clock(clock, limits.ping, server_clock) => cause,
         };
         self.break_off(cause.clone());
         cause
@@ -299,8 +362,20 @@ impl Pipe {
                     slots.into_iter().zip(replies).for_each(|(slot, reply)| outbox.answer(slot, reply));
                 }
                 (Expected::Many(slots), Reply::Error(words)) => {
-                    let reply = outbox.alone(words);
+                    let reply = Outbox::alone(words);
                     slots.into_iter().for_each(|slot| outbox.answer(slot, reply.clone()));
+                }
+                (Expected::ReplicaWait(slots), reply) => {
+                    slots.into_iter().for_each(|slot| outbox.answer(slot, reply.clone()));
+                    outbox.replica_waits.under_way = false;
+                    outbox.send_replica_wait();
+                    self.inner.filled.notify_one();
+                }
+                (Expected::SpreadProbe, reply) => {
+                    outbox.answer(None, Reply::Nil);
+                    outbox.one_server = spread_probe::verdict(&reply);
+                    outbox.probe_again = outbox.one_server.is_none();
+                    self.note_spread(outbox.one_server, &reply);
                 }
                 (Expected::Many(_), _) => return Err(error::unasked()),
             }
@@ -308,10 +383,49 @@ impl Pipe {
         Ok(())
     }
 
-    /// Asks a silent server for a sign of life, and ends the connection if none comes.
+    fn note_spread(&self, one_server: Option<bool>, reply: &Reply) {
+        let Some(one_server) = one_server else { return };
+        if !self.inner.spread.swap(!one_server, Ordering::Relaxed) && !one_server {
+            tracing::warn!(
+                ?reply,
+                "redis: keys of different mutexes are on different servers, most likely behind a proxy; each call is \
+                 sent by itself. Fix: connect to the server itself, or with redis+cluster:// to a cluster"
+            );
+        }
+    }
+
+    /// Reads the server's clock at every ping interval, and warns if it was set. This is also what keeps an idle
+    /// connection from being silent.
+    async fn read_clock(&self, clock: &dyn Clock, every: Duration, server_clock: &ServerClock) -> Error {
+        loop {
+            let sent = clock.now();
+            match self.call(|out| out.extend_from_slice(b"*1\r\n$4\r\nTIME\r\n")).await {
+                Ok(reply) => {
+                    let received = clock.now();
+                    let reading = server_time(&reply).map(|server| ClockReading { server, sent, received });
+                    if let Some(step) = reading.and_then(|reading| server_clock.read(reading)) {
+                        tracing::warn!(
+                            step_ms = %step.0,
+                            "redis: the server's clock was set, or a server with another clock took over; leases end \
+                             that much too early or too late, until each is renewed. Fix: keep the clocks of all \
+                             servers in step by slewing"
+                        );
+                    }
+                }
+                Err(cause) => return cause,
+            }
+            let again = std::mem::take(&mut self.inner.outbox().probe_again);
+            if again {
+                self.probe_spread();
+            }
+            clock.sleep_until(clock.now() + every).await;
+        }
+    }
+
+    /// Ends the connection if the server does not answer.
     async fn watch(&self, clock: &dyn Clock, limits: Limits) -> Error {
         let look = limits.silence / SILENT_LOOKS;
-        let (mut answered, mut silent, mut idle) = (0, 0, Duration::ZERO);
+        let (mut answered, mut silent) = (0, 0);
         loop {
             clock.sleep_until(clock.now() + look).await;
             let (now_answered, waiting) = {
@@ -321,13 +435,8 @@ impl Pipe {
             let progress = now_answered != answered;
             answered = now_answered;
             silent = if waiting && !progress { silent + 1 } else { 0 };
-            idle = if waiting || progress { Duration::ZERO } else { idle + look };
             if silent >= SILENT_LOOKS {
                 return error::silent(limits.silence);
-            }
-            if idle >= limits.ping {
-                idle = Duration::ZERO;
-                let _ = self.send(|out| out.extend_from_slice(b"*1\r\n$4\r\nPING\r\n"));
             }
         }
     }
@@ -345,21 +454,38 @@ impl Outbox {
 
     /// Adds a command.
     fn add(&mut self, slot: Slot, write: impl FnOnce(&mut Vec<u8>)) {
+        self.expect(Expected::One(slot), write);
+    }
+
+    fn expect(&mut self, expected: Expected, write: impl FnOnce(&mut Vec<u8>)) {
         self.seal();
         write(&mut self.bytes);
-        self.expected.push_back(Expected::One(slot));
+        self.expected.push_back(expected);
         self.waiting += 1;
     }
 
     /// Adds a call to those that go out as one; whether it was the last of them, and they went out.
-    fn join(&mut self, usual: &Usual<'_>, mutex: &MutexName, digests: &Digests, slot: Slot) -> bool {
-        self.batch.add(usual, mutex, digests, slot);
+    fn join(&mut self, usual: &Usual<'_>, mutex: &MutexName, digest: &str, slot: Slot) -> bool {
+        self.batch.add(usual, mutex, digest, slot);
         self.waiting += 1;
         if !self.batch.is_full() {
             return false;
         }
         self.seal();
         !self.writing && self.send()
+    }
+
+    /// Sends a `WAIT` for all who want one, unless one is under way.
+    fn send_replica_wait(&mut self) {
+        if self.replica_waits.under_way || self.replica_waits.next.is_empty() {
+            return;
+        }
+        self.seal();
+        self.bytes.extend_from_slice(&self.replica_waits.command);
+        let slots = std::mem::take(&mut self.replica_waits.next);
+        self.waiting += slots.len();
+        self.expected.push_back(Expected::ReplicaWait(slots));
+        self.replica_waits.under_way = true;
     }
 
     /// What follows comes behind the batch.
@@ -370,9 +496,7 @@ impl Outbox {
     }
 
     /// What each of many is told when all of them were refused.
-    fn alone(&mut self, words: String) -> Reply {
-        // A cluster behind one address does not take keys of several slots.
-        self.no_batches |= words.starts_with("CROSSSLOT");
+    fn alone(words: String) -> Reply {
         match words.starts_with("NOSCRIPT") {
             true => Reply::Error(words),
             // It may be for one of them alone: each is to ask by itself.
@@ -397,6 +521,13 @@ impl Outbox {
     }
 }
 
+/// Returns the time since 1970 in a reply to `TIME`.
+pub(crate) fn server_time(reply: &Reply) -> Option<Duration> {
+    let [seconds, micros] = reply.array()? else { return None };
+    let number = |reply: &Reply| reply.text()?.parse().ok();
+    Some(Duration::from_secs(number(seconds)?) + Duration::from_micros(number(micros)?))
+}
+
 impl Inner {
     fn outbox(&self) -> MutexGuard<'_, Outbox> {
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
@@ -417,6 +548,6 @@ impl Drop for End<'_> {
 pub(crate) struct Limits {
     /// With a reply outstanding, before it counts as broken.
     pub(crate) silence: Duration,
-    /// Without anything to do, before it is asked for a sign of life.
+    /// Between two readings of the server's clock, which are signs of life as well.
     pub(crate) ping: Duration,
 }

@@ -1,5 +1,8 @@
 //! Beside the codec and not in it: the tests of this crate borrow the codec alone.
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+
 use crate::resp::{Malformed, Reply, begin, command, number_word, parse, words};
 
 fn all(bytes: &[u8]) -> Reply {
@@ -41,13 +44,82 @@ fn what_is_no_reply_is_told() {
     }
 }
 
-#[test]
-fn no_bytes_make_the_parser_panic() {
-    let mut random = fastrand::Rng::with_seed(7);
-    for _ in 0..10_000 {
-        let bytes: Vec<u8> =
-            (0..random.usize(0..40)).map(|_| b"+-:$*0129\r\nab"[random.usize(0..13)]).collect();
-        let _ = parse(&bytes);
+/// Writes a reply as a server does.
+fn write(reply: &Reply, out: &mut Vec<u8>) {
+    match reply {
+        Reply::Status(text) => out.extend(format!("+{text}\r\n").bytes()),
+        Reply::Error(text) => out.extend(format!("-{text}\r\n").bytes()),
+        Reply::Int(int) => out.extend(format!(":{int}\r\n").bytes()),
+        Reply::Bulk(bytes) => {
+            out.extend(format!("${}\r\n", bytes.len()).bytes());
+            out.extend_from_slice(bytes);
+            out.extend_from_slice(b"\r\n");
+        }
+        Reply::Nil => out.extend_from_slice(b"$-1\r\n"),
+        Reply::Array(items) => {
+            out.extend(format!("*{}\r\n", items.len()).bytes());
+            items.iter().for_each(|item| write(item, out));
+        }
+    }
+}
+
+fn any_reply() -> impl Strategy<Value = Reply> {
+    let leaf = prop_oneof![
+        "[^\r\n]{0,40}".prop_map(Reply::Status),
+        "[^\r\n]{0,40}".prop_map(Reply::Error),
+        any::<i64>().prop_map(Reply::Int),
+        vec(any::<u8>(), 0..200).prop_map(Reply::Bulk),
+        Just(Reply::Nil),
+    ];
+    leaf.prop_recursive(4, 40, 8, |item| vec(item, 0..8).prop_map(Reply::Array))
+}
+
+/// Bytes that look like replies more often than random ones do.
+fn likely_bytes() -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop_oneof![
+        4 => "[-+:$*][-0-9]{0,12}\r\n".prop_map(String::into_bytes),
+        2 => "[-+:$*0-9\r\nab]{0,8}".prop_map(String::into_bytes),
+        1 => vec(any::<u8>(), 0..100),
+    ];
+    vec(piece, 0..20).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 5_000, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn replies_are_read_as_they_were_written_wherever_the_stream_is_split(
+        replies in vec(any_reply(), 1..5), splits in vec(any::<prop::sample::Index>(), 0..6),
+    ) {
+        let mut bytes = Vec::new();
+        replies.iter().for_each(|reply| write(reply, &mut bytes));
+        let mut splits: Vec<usize> = splits.iter().map(|split| split.index(bytes.len() + 1)).collect();
+        splits.push(bytes.len());
+        splits.sort_unstable();
+        // As the connection does: what has come is parsed, the rest is kept.
+        let (mut buffer, mut came, mut read) = (Vec::new(), 0, Vec::new());
+        for split in splits {
+            buffer.extend_from_slice(&bytes[came..split]);
+            came = split;
+            while let Some((reply, length)) = parse(&buffer).unwrap() {
+                prop_assert!(length <= buffer.len());
+                buffer.drain(..length);
+                read.push(reply);
+            }
+        }
+        prop_assert!(buffer.is_empty());
+        prop_assert_eq!(read, replies);
+    }
+
+    #[test]
+    fn no_bytes_make_the_parser_panic_and_more_bytes_do_not_change_a_reply(
+        bytes in likely_bytes(), more in likely_bytes(),
+    ) {
+        if let Ok(Some((reply, length))) = parse(&bytes) {
+            prop_assert!(length <= bytes.len());
+            let longer = [&bytes[..], &more[..]].concat();
+            prop_assert_eq!(parse(&longer), Ok(Some((reply, length))));
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! To the server that has a mutex, however many there are.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use simba_core::Result;
 
@@ -39,8 +40,10 @@ impl Route {
         Ok(Self { context, way, standalone })
     }
 
+    /// Returns whether publishing tells who listens. Behind a proxy that spreads keys a message is published on
+    /// another server than the one with the subscription.
     pub(crate) fn is_standalone(&self) -> bool {
-        self.standalone
+        self.standalone && !self.context.spread.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
@@ -65,7 +68,7 @@ impl Route {
         match &self.way {
             Way::One { node, .. } => {
                 if let Some(pipe) = node.pipe_now() {
-                    let _ = pipe.send(|out| call.write(out, self.context.digests.get()));
+                    let _ = pipe.send(|out| call.write(out, &self.context.scripts));
                 }
             }
             Way::Cluster(cluster) => cluster.send(call),

@@ -1,9 +1,12 @@
 //! The scripts that run in the server: constant, each key declared.
 
+use std::sync::OnceLock;
+use std::time::Duration;
+
 use simba_core::{FencingToken, MutexName};
 
 use crate::pipe::Haste;
-use crate::resp;
+use crate::resp::{self, Reply};
 
 /// One of the scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,12 +17,16 @@ pub(crate) enum Script {
     Evict,
     /// The usual cases of many calls.
     Many,
+    /// A renewal, with keys that exist.
+    Renew,
 }
 
 impl Script {
-    pub(crate) const ALL: [Self; 5] = [Self::Contend, Self::Release, Self::Look, Self::Evict, Self::Many];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Contend, Self::Release, Self::Look, Self::Evict, Self::Many, Self::Renew];
 
-    pub(crate) const fn source(self) -> &'static str {
+    /// Returns the script without the constants of the handle.
+    const fn text(self) -> &'static str {
         match self {
             Self::Contend => concat!(
                 include_str!("scripts/times.lua"),
@@ -43,13 +50,52 @@ impl Script {
                 include_str!("scripts/wake.lua"),
                 include_str!("scripts/evict.lua")
             ),
+            Self::Renew => include_str!("scripts/renew.lua"),
             Self::Many => concat!(include_str!("scripts/times.lua"), include_str!("scripts/many.lua")),
         }
     }
 }
 
-/// What the server calls the scripts, in the order of [`Script::ALL`].
-pub(crate) type Digests = [String; Script::ALL.len()];
+/// How late the end of a fence may be set, so that not every use of a mutex has to set it. The scripts count on it.
+const FENCE_SLACK: Duration = Duration::from_secs(1000);
+
+/// The scripts of one handle, in the order of [`Script::ALL`].
+pub(crate) struct Scripts {
+    sources: [String; Script::ALL.len()],
+    /// What a server calls them: the same on every one, known after the first connection.
+    digests: OnceLock<[String; Script::ALL.len()]>,
+}
+
+impl Scripts {
+    /// Returns scripts that keep a fence for so long after the last use of its mutex.
+    pub(crate) fn new(fence_retention: Duration) -> Self {
+        let kept = (fence_retention + FENCE_SLACK).as_millis();
+        // As text: the server turns a number into text slowly.
+        let source = |script: Script| format!("local FENCE_KEPT = '{kept}'\n{}", script.text());
+        Self { sources: Script::ALL.map(source), digests: OnceLock::new() }
+    }
+
+    pub(crate) fn source(&self, script: Script) -> &str {
+        &self.sources[script as usize]
+    }
+
+    pub(crate) fn digest(&self, script: Script) -> Option<&str> {
+        self.digests.get().map(|digests| digests[script as usize].as_str())
+    }
+
+    /// Returns the commands that load the scripts into a server.
+    pub(crate) fn load(&self) -> [[&str; 3]; Script::ALL.len()] {
+        Script::ALL.map(|script| ["SCRIPT", "LOAD", self.source(script)])
+    }
+
+    /// Learns the digests from the replies to [`load`](Self::load); `None` if they are none.
+    pub(crate) fn loaded(&self, replies: &[Reply]) -> Option<()> {
+        let digests: Option<Vec<String>> = replies.iter().map(|reply| reply.text().map(Into::into)).collect();
+        let digests = digests?.try_into().ok()?;
+        self.digests.get_or_init(|| digests);
+        Some(())
+    }
+}
 
 /// An argument of a script.
 #[derive(Clone, Copy, Debug)]
@@ -119,21 +165,27 @@ impl<'a> Invocation<'a> {
         Self { script, mutex, args, haste: Haste::Now, usual: None }
     }
 
-    /// Writes the call by the script's digest, or with its source if the server forgot it.
-    pub(crate) fn write(&self, out: &mut Vec<u8>, digests: Option<&Digests>) {
-        resp::begin(out, 3 + SUFFIXES.len() + self.args.len());
-        match digests {
-            Some(digests) => {
-                resp::word(out, b"EVALSHA");
-                resp::word(out, digests[self.script as usize].as_bytes());
-            }
-            None => {
-                resp::word(out, b"EVAL");
-                resp::word(out, self.script.source().as_bytes());
-            }
+    /// Writes the call by the script's digest, or with its source where no digest is known.
+    pub(crate) fn write(&self, out: &mut Vec<u8>, scripts: &Scripts) {
+        match scripts.digest(self.script) {
+            Some(digest) => self.write_as(out, b"EVALSHA", digest),
+            None => self.write_source(out, scripts),
         }
-        resp::number_word(out, SUFFIXES.len() as u64);
-        SUFFIXES.iter().for_each(|suffix| write_key(out, self.mutex, suffix));
+    }
+
+    /// Writes the call with the script's source, for a server that forgot it.
+    pub(crate) fn write_source(&self, out: &mut Vec<u8>, scripts: &Scripts) {
+        self.write_as(out, b"EVAL", scripts.source(self.script));
+    }
+
+    fn write_as(&self, out: &mut Vec<u8>, command: &[u8], script: &str) {
+        let [mutex, _, fence, _] = SUFFIXES;
+        let suffixes = if self.script == Script::Renew { &[mutex, fence][..] } else { &SUFFIXES };
+        resp::begin(out, 3 + suffixes.len() + self.args.len());
+        resp::word(out, command);
+        resp::word(out, script.as_bytes());
+        resp::number_word(out, suffixes.len() as u64);
+        suffixes.iter().for_each(|suffix| write_key(out, self.mutex, suffix));
         self.args.iter().for_each(|arg| arg.write(out));
     }
 }
@@ -236,9 +288,10 @@ mod tests {
             Arg::Place { intent: "Q", place: 8, lasts: 9, listens: true },
         ];
         let call = Invocation::new(Script::Release, &mutex, &args);
-        let digests = ["0", "1", "2", "3", "4"].map(String::from);
+        let scripts = Scripts::new(Duration::from_secs(60));
+        scripts.loaded(&["0", "1", "2", "3", "4", "5"].map(|digest| Reply::Status(digest.into()))).unwrap();
         let mut out = Vec::new();
-        call.write(&mut out, Some(&digests));
+        call.write(&mut out, &scripts);
         let text = String::from_utf8(out).unwrap();
         let words: Vec<_> = text.split("\r\n").skip(2).step_by(2).collect();
         let wanted = [

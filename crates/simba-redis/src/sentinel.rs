@@ -21,7 +21,7 @@ pub(crate) struct Sentinel {
 impl Sentinel {
     /// Connects to the master.
     pub(crate) async fn connect(&self, context: &Context) -> Result<(Wire, Address)> {
-        let address = self.find(context).await?;
+        let (_, address) = self.find(context).await?;
         let mut wire = context.ready(&address).await?;
         let role = wire.ask_within(&*context.clock, context.settings.timeout, &["ROLE"]).await?;
         let role = role.array().and_then(|role| role.first()?.text());
@@ -35,15 +35,15 @@ impl Sentinel {
         }
     }
 
-    /// The master's address, from the first sentinel that knows it.
-    async fn find(&self, context: &Context) -> Result<Address> {
+    /// Returns the master's address, from the first sentinel that knows it, and the connection to that one.
+    async fn find(&self, context: &Context) -> Result<(Wire, Address)> {
         let mut last = None;
         // In random order, so that one that is gone does not delay every try.
         let first = fastrand::usize(..self.sentinels.len());
         for at in 0..self.sentinels.len() {
             let sentinel = &self.sentinels[(first + at) % self.sentinels.len()];
-            match self.ask(sentinel, context).await {
-                Ok(address) => return Ok(address),
+            match self.connect_and_ask(sentinel, context).await {
+                Ok(found) => return Ok(found),
                 Err(cause) => last = Some(cause),
             }
         }
@@ -55,10 +55,16 @@ impl Sentinel {
             .with_source(cause))
     }
 
-    async fn ask(&self, sentinel: &Address, context: &Context) -> Result<Address> {
+    async fn connect_and_ask(&self, sentinel: &Address, context: &Context) -> Result<(Wire, Address)> {
         let (settings, clock) = (&context.settings, &*context.clock);
         let opened = Wire::open(sentinel, settings, &settings.sentinel_login, clock).await;
         let mut wire = opened.map_err(name_the_login)?;
+        let address = self.ask(&mut wire, context).await?;
+        Ok((wire, address))
+    }
+
+    async fn ask(&self, wire: &mut Wire, context: &Context) -> Result<Address> {
+        let (settings, clock) = (&context.settings, &*context.clock);
         let question = ["SENTINEL", "get-master-addr-by-name", &self.master];
         let reply = wire.ask_within(clock, settings.timeout, &question).await?;
         if reply == Reply::Nil {
@@ -74,9 +80,19 @@ impl Sentinel {
 
     /// Completes when the sentinels name another master.
     pub(crate) async fn moved(&self, address: &Address, context: &Context) -> Error {
+        // Kept from one question to the next: a connection each second is a handshake each second.
+        let mut kept: Option<Wire> = None;
         loop {
             context.clock.sleep_until(context.clock.now() + LOOK).await;
-            match self.find(context).await {
+            let now = match kept.take() {
+                Some(mut wire) => self.ask(&mut wire, context).await.map(|now| (wire, now)),
+                None => self.find(context).await,
+            };
+            let now = now.map(|(wire, now)| {
+                kept = Some(wire);
+                now
+            });
+            match now {
                 Ok(now) if now != *address => {
                     let message = format!("the master is {now} now, no longer {address}");
                     return error::new(ErrorKind::Unavailable, message);

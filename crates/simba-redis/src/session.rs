@@ -19,6 +19,8 @@ use crate::subscriber::Channel;
 
 /// How long a waiter waits for its subscription before it enters the queue without one.
 const HEARING: Duration = Duration::from_millis(500);
+/// How long one call may go on removing dead waiters from the queue.
+const PASSING: Duration = Duration::from_secs(2);
 /// Redis counts leases in whole milliseconds, from one that has begun.
 const ROUNDING: Duration = Duration::from_millis(1);
 
@@ -41,6 +43,8 @@ pub(crate) struct RedisSession {
     waited: bool,
     /// A release is under way, or was not answered.
     left: bool,
+    /// For how long its last look promised the mutex to another that is most likely gone.
+    promised: Duration,
 }
 
 impl RedisSession {
@@ -48,7 +52,20 @@ impl RedisSession {
         let nonce = fastrand::u64(..);
         let (place, entered, ears, listens) = (0, false, None, false);
         let (holds, queued, waited, left) = (false, false, false, false);
-        Self { shared, claim, nonce, place, entered, ears, listens, holds, queued, waited, left }
+        Self {
+            shared,
+            claim,
+            nonce,
+            place,
+            entered,
+            ears,
+            listens,
+            holds,
+            queued,
+            waited,
+            left,
+            promised: Duration::ZERO,
+        }
     }
 
     async fn ask(&self, prior: Prior) -> Result<(Reply, Pipe)> {
@@ -109,6 +126,22 @@ impl RedisSession {
             Answer::Vacant => true,
         };
         passed && self.place > 0 && !self.entered
+    }
+
+    /// Looks again at the end of a promise that its own look made to a waiter that is most likely gone. Each look removes
+    /// one of those, so a hundred would cost a hundred pauses, each longer than the last.
+    async fn pass_the_dead(&mut self, prior: Prior, first: Answer, pipe: Pipe) -> Result<(Answer, Pipe)> {
+        let clock = Arc::clone(&self.shared.context.clock);
+        let end = clock.now() + PASSING.min(self.claim.lease.ttl() / 6);
+        let mut last = (first, pipe);
+        loop {
+            let promised = std::mem::take(&mut self.promised);
+            if !matches!(last.0, Answer::Vacant) || promised.is_zero() || clock.now() >= end {
+                return Ok(last);
+            }
+            clock.sleep_until(clock.now() + promised).await;
+            last = self.look(prior).await?;
+        }
     }
 
     /// Listens before it enters the queue, so that nobody is in there whom no message reaches: who dies before
@@ -183,6 +216,7 @@ impl RedisSession {
             }
             (Some(2), Some(place)) => {
                 self.place = place.unsigned_abs();
+                self.promised = Duration::from_millis(int(2).map_or(0, i64::unsigned_abs));
                 Ok(Answer::Vacant)
             }
             _ => Err(error::unexpected("a contender")),
@@ -199,7 +233,7 @@ impl RedisSession {
         let (count, limit) = (wait.count.to_string(), wait.timeout.as_millis().to_string());
         let command = crate::resp::command(&["WAIT", &count, &limit]);
         // On the connection of the acquisition: the server waits for what came over this one.
-        let reply = pipe.call(|out| out.extend_from_slice(&command)).await?;
+        let reply = pipe.wait_for_replicas(&command).await?;
         let reached = match &reply {
             Reply::Int(reached) => *reached,
             Reply::Error(words) => return Err(error::refused(words)),
@@ -274,6 +308,9 @@ impl Session for RedisSession {
         if prior != Prior::Held && self.enters(&answer) {
             self.hear().await;
             (answer, pipe) = self.look(prior).await?;
+        }
+        if prior != Prior::Held && self.entered {
+            (answer, pipe) = self.pass_the_dead(prior, answer, pipe).await?;
         }
         self.holds = matches!(answer, Answer::Ours(_));
         if let Answer::Ours(ours) = &answer {

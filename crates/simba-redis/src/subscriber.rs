@@ -1,6 +1,6 @@
 //! The one connection that hears what is published, for all sessions.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -53,7 +53,11 @@ pub(crate) async fn hear(ears: Arc<Ears>, route: Arc<Route>, context: Arc<Contex
         match route.listen().await {
             Ok(wire) => {
                 let began = context.clock.now();
-                let cause = Hearing::new(&ears, &context, wire).run().await;
+                let cause = tokio::select! {
+                    biased;
+                    cause = Hearing::new(&ears, &context, wire).run() => cause,
+                    () = context.moved.notified() => Err(error::gone()),
+                };
                 tracing::debug!(cause = ?cause.err().map(|cause| cause.to_string()), "hears nothing any more");
                 if context.clock.now() - began >= GOOD {
                     backoff.reset();
@@ -75,6 +79,9 @@ struct Hearing<'a> {
     heard: bool,
     /// Something is to come.
     waiting: bool,
+    /// How many confirmations of a channel are outstanding. A subscription that was cancelled before it was confirmed
+    /// is none.
+    unconfirmed: HashMap<Channel, u32>,
 }
 
 enum Event {
@@ -85,7 +92,7 @@ enum Event {
 
 impl<'a> Hearing<'a> {
     fn new(ears: &'a Ears, context: &'a Context, wire: Wire) -> Self {
-        Self { ears, context, wire, heard: false, waiting: false }
+        Self { ears, context, wire, heard: false, waiting: false, unconfirmed: HashMap::new() }
     }
 
     async fn run(mut self) -> Result<()> {
@@ -136,6 +143,9 @@ impl<'a> Hearing<'a> {
 
     async fn tell(&mut self, what: &str, channels: &[Channel]) -> Result<()> {
         for chunk in channels.chunks(CHUNK) {
+            for channel in chunk {
+                *self.unconfirmed.entry(Arc::clone(channel)).or_default() += 1;
+            }
             let words: Vec<&str> =
                 std::iter::once(what).chain(chunk.iter().map(|channel| &**channel)).collect();
             self.send(&resp::command(&words)).await?;
@@ -156,9 +166,14 @@ impl<'a> Hearing<'a> {
         self.waiting = false;
         match Heard::of(reply) {
             Heard::Subscribed(channel) => {
-                let channel: Channel = channel.into();
-                self.ears.confirmed().insert(Arc::clone(&channel));
-                self.ears.hub.ring(&channel);
+                if confirm(&mut self.unconfirmed, channel) {
+                    let channel: Channel = channel.into();
+                    self.ears.confirmed().insert(Arc::clone(&channel));
+                    self.ears.hub.ring(&channel);
+                }
+            }
+            Heard::Unsubscribed(channel) => {
+                confirm(&mut self.unconfirmed, channel);
             }
             Heard::Message(channel) => {
                 self.ears.hub.ring(&channel.into());
@@ -171,10 +186,22 @@ impl<'a> Hearing<'a> {
     }
 }
 
+/// Counts a confirmation; returns whether no other is outstanding for the channel.
+fn confirm(unconfirmed: &mut HashMap<Channel, u32>, channel: &str) -> bool {
+    match unconfirmed.get_mut(channel) {
+        Some(count) if *count > 1 => {
+            *count -= 1;
+            false
+        }
+        _ => unconfirmed.remove(channel).is_some(),
+    }
+}
+
 /// What is worth heeding. A message is a hint: only its channel counts, never what it says.
 #[derive(Debug, PartialEq, Eq)]
 enum Heard<'a> {
     Subscribed(&'a str),
+    Unsubscribed(&'a str),
     Message(&'a str),
     Refused(&'a str),
     Nothing,
@@ -190,6 +217,9 @@ impl<'a> Heard<'a> {
             Reply::Array(parts) => match &parts[..] {
                 [kind, channel, Reply::Int(_)] if kind.text() == Some("subscribe") => {
                     channel.text().map_or(Self::Nothing, Self::Subscribed)
+                }
+                [kind, channel, Reply::Int(_)] if kind.text() == Some("unsubscribe") => {
+                    channel.text().map_or(Self::Nothing, Self::Unsubscribed)
                 }
                 [kind, channel, Reply::Bulk(event)] if kind.text() == Some("message") && is_event(event) => {
                     channel.text().map_or(Self::Nothing, Self::Message)

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::resp::Reply;
 use common::{Store, admitting, case, lead, lease, long, name, simba, soon, until, wait, within};
-use simba_core::{Answer, Backend as _, Claim, ContenderId, ErrorKind, Holding, Loss, Prior};
+use simba_core::{Answer, Backend as _, Claim, ContenderId, ErrorKind, Holding, Lease, Loss, Prior};
 use simba_redis::{RedisBackend, RedisConfig};
 use simba_servers::Setup;
 use simba_tck::{Connection, FaultProxy, Fixture, Profile, async_trait, rounds};
@@ -257,6 +257,31 @@ async fn row_33_a_renewal_that_no_replica_has_is_not_given_back() {
     assert_eq!(admin.int(&["EXISTS", &key]), 1, "broken: what is held is not given back");
 }
 
+/// Without a replica every acquisition waits for `wait_timeout`; forty of them must not keep a renewal waiting for their
+/// sum, which is longer than the lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_33_acquisitions_that_wait_for_replicas_cost_no_leader() {
+    let (master, _replica, link) = pair().await;
+    caught_up(&master).await;
+    master.admin().admit();
+    let waiting = master.clone().with_keys("wait_replicas=1&wait_timeout=500ms");
+    let backend = RedisBackend::connect(waiting.config(master.address)).await.unwrap();
+    let seconds = Duration::from_secs;
+    let simba = simba(backend, Lease::new(seconds(6), seconds(4)).unwrap());
+    let (leader, tenure) = lead(&simba, &name()).await;
+    link.stall();
+    let locks = (0..40).map(|_| {
+        let locker = simba.locker(name());
+        async move { locker.try_lock().await.err().map(|error| error.kind()) }
+    });
+    let kinds = soon("calls without a replica fail", futures_util::future::join_all(locks)).await;
+    assert_eq!(kinds, vec![Some(ErrorKind::Unavailable); 40], "there is no replica");
+    let deadline = tenure.deadline();
+    until("a leader renews", || tenure.deadline() > deadline).await;
+    assert_eq!(tenure.loss(), None, "broken: calls that wait for replicas cost no leader");
+    leader.stop().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_34_forgotten_scripts_cost_no_leader() {
     let store = store();
@@ -303,19 +328,25 @@ async fn row_35_a_holder_whose_key_is_gone_learns_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_58_a_second_contender_under_one_id_is_told() {
+async fn row_58_two_equal_labels_never_share_a_hold() {
     let store = store();
-    let (one, two) = (simba(store.backend().await, lease()), simba(store.backend().await, lease()));
+    let (one, two) = (simba(store.backend().await, long()), simba(store.backend().await, long()));
     for _ in 0..rounds() {
-        let (mutex, id) = (name(), ContenderId::new("chosen").unwrap());
-        let first = one.contend(mutex.clone()).with_id(id.clone());
+        let mutex = name();
+        let first = one.contend(mutex.clone()).with_label("chosen");
         first.start().unwrap();
         let tenure = soon("the first one leads", first.acquired()).await.unwrap();
-        let locker = two.locker(mutex).with_id(id);
-        let error = soon("the second is told", locker.lock()).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config, "broken: {error}");
+        let locker = two.locker(mutex).with_label("chosen");
+        let refused = soon("the second is answered", locker.try_lock()).await.unwrap();
+        assert!(refused.is_none(), "broken: two hold");
+        let error = locker.lock_timeout(Duration::from_millis(300)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "broken: {error}");
+        assert_eq!(error.holder(), Some(tenure.contender()), "broken: the holder is named");
         assert_eq!(tenure.loss(), None, "broken: the first keeps what it has");
         first.stop().await.unwrap();
+        let guard = soon("the second one's turn", locker.lock()).await.unwrap();
+        assert!(guard.token() > tenure.token());
+        guard.release().await.unwrap();
     }
 }
 

@@ -60,6 +60,14 @@ impl Setup {
         Self::of(&kinds::redis_group::CLUSTER)
     }
 
+    /// A twemproxy that spreads keys over these Redis servers by their hash tags. It knows only commands that have
+    /// a key, `PING` and `AUTH`, and closes a connection that sends any other.
+    pub fn nutcracker(servers: &[SocketAddr]) -> Self {
+        servers
+            .iter()
+            .fold(Self::of(&kinds::nutcracker::KIND), |setup, server| setup.with_setting(server.to_string()))
+    }
+
     /// A MariaDB with a database `simba`.
     pub const fn mariadb() -> Self {
         Self::of(&kinds::mariadb::KIND)

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use fastrand::Rng;
-use simba_core::{Clock, Contender, ContenderId, Guard, Loss, MutexState, Schedule, Tenure};
+use simba_core::{Clock, Contender, Guard, Loss, MutexState, Schedule, Tenure};
 use simba_tck::What;
 
 use crate::node::Seat;
@@ -29,8 +29,8 @@ fn ms(random: &mut Rng, from: u64, to: u64) -> Duration {
     Duration::from_millis(random.u64(from..to))
 }
 
-fn id(who: &str) -> ContenderId {
-    ContenderId::new(who.replace('/', "-")).expect("the names here are plain")
+fn label(who: &str) -> String {
+    who.replace('/', "-")
 }
 
 /// Contends for a while, works in every tenure, and stops in order or by being dropped.
@@ -99,7 +99,7 @@ impl Contender for Caller {
 
 /// Waits for the mutex, works, and gives it back in one way or another.
 async fn lock(seat: &Seat, who: &str, random: &mut Rng) {
-    let locker = seat.simba.locker(MUTEX).with_id(id(who));
+    let locker = seat.simba.locker(MUTEX).with_label(label(who));
     if let Ok(guard) = locker.lock().await {
         use_guard(seat, who, guard, random).await;
     }
@@ -107,7 +107,7 @@ async fn lock(seat: &Seat, who: &str, random: &mut Rng) {
 
 /// Tries, waits with limits, and drops what it waits for.
 async fn hurry(seat: &Seat, who: &str, random: &mut Rng) {
-    let locker = seat.simba.locker(MUTEX).with_id(id(who));
+    let locker = seat.simba.locker(MUTEX).with_label(label(who));
     let patience = ms(random, 0, 1_500);
     let guard = match random.u8(..3) {
         0 => locker.try_lock().await.ok().flatten(),

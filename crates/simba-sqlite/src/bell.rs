@@ -98,22 +98,22 @@ impl Bell {
         }
     }
 
-    /// Lets every ring ask for a look from here on.
+    /// Lets every ring ask for a look from here on. Returns whether that is new: rings before it were missed.
     ///
     /// # Errors
     ///
     /// The system has no watch to give: too many are in use.
-    pub(crate) fn listen(&mut self, jobs: &Sender<Job>) -> notify::Result<()> {
+    pub(crate) fn listen(&mut self, jobs: &Sender<Job>) -> notify::Result<bool> {
         self.file().map_err(notify::Error::io)?;
         if self.watcher.is_some() {
-            return Ok(());
+            return Ok(false);
         }
         let (ear, jobs) = (Arc::clone(&self.ear), jobs.clone());
         ear.asked.store(false, Ordering::Release);
         let mut watcher = notify::recommended_watcher(move |event| ear.heard(&event, &jobs))?;
         watcher.watch(&self.path, RecursiveMode::NonRecursive)?;
         self.watcher = Some(watcher);
-        Ok(())
+        Ok(true)
     }
 
     /// A look begins: what is rung from here on asks for another.

@@ -6,13 +6,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, ErrorCode, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 use simba_core::{Error, ErrorKind, Result};
 
 use crate::error::{explain, foreign, system, unfit};
-use crate::schema::{APPLICATION_ID, Mark, SCHEMA, VERSION};
+use crate::schema::{self, APPLICATION_ID, Mark, SCHEMA, VERSION};
 use crate::statements::VITAL;
 use crate::{local, machine, patience};
 
@@ -29,21 +29,45 @@ pub(crate) struct OpenFile {
     pub(crate) connection: Connection,
     /// Without links, so that all processes put the files beside it in one place.
     pub(crate) path: PathBuf,
-    pub(crate) identity: Identity,
+    /// The file, its journal and the index of that, as they were when the file was opened.
+    parts: [Part; 3],
 }
 
-/// Tells a file from another one under the same name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
+/// A file that SQLite has open, with what tells it from another one under the same name.
+#[derive(Debug)]
+struct Part {
+    path: PathBuf,
     device: u64,
     inode: u64,
 }
 
-impl Identity {
-    /// Which file has this name now.
-    pub(crate) fn of(path: &Path) -> io::Result<Self> {
-        let found = fs::metadata(path)?;
-        Ok(Self { device: found.dev(), inode: found.ino() })
+impl Part {
+    /// Finds the file that has this name now.
+    fn find(path: PathBuf) -> Result<Self> {
+        let found = fs::metadata(&path).map_err(|error| system(&path, "look at", error))?;
+        Ok(Self { path, device: found.dev(), inode: found.ino() })
+    }
+
+    fn check(&self) -> Result<()> {
+        match fs::metadata(&self.path) {
+            Ok(found) if (found.dev(), found.ino()) == (self.device, self.inode) => Ok(()),
+            Ok(_) => {
+                let message = "was replaced while it was in use: restart every program that uses it";
+                Err(unfit(&self.path, message))
+            }
+            Err(error) => {
+                let message = "was taken away while it was in use: restart every program that uses it";
+                Err(unfit(&self.path, message).with_source(error))
+            }
+        }
+    }
+}
+
+impl OpenFile {
+    /// Fails unless all three files are still those that SQLite has open. SQLite itself removes none of them while
+    /// a connection is open. A program that opens others under the same names would see other owners.
+    pub(crate) fn check_parts(&self) -> Result<()> {
+        self.parts.iter().try_for_each(Part::check)
     }
 }
 
@@ -53,11 +77,28 @@ pub(crate) fn open(path: &Path) -> Result<OpenFile> {
     let found = fs::metadata(&path).map_err(|error| system(&path, "look at", error))?;
     check_place(&path, &found)?;
     let empty = check_content(&path)?;
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(&path, flags).map_err(|error| explain(&path, error))?;
-    prepare(&connection, &path, empty)?;
-    let identity = Identity::of(&path).map_err(|error| system(&path, "look at", error))?;
-    Ok(OpenFile { connection, path, identity })
+    if !empty {
+        check_journal(&path)?;
+    }
+    let mut connection =
+        Connection::open_with_flags(&path, flags()).map_err(|error| explain(&path, error))?;
+    prepare(&mut connection, &path, empty)?;
+    // The first read after a change of the journal mode opens the journal.
+    Mark::read(&connection).map_err(|error| explain(&path, error))?;
+    let parts =
+        [Part::find(path.clone())?, Part::find(beside(&path, "-wal"))?, Part::find(beside(&path, "-shm"))?];
+    Ok(OpenFile { connection, path, parts })
+}
+
+fn flags() -> OpenFlags {
+    OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX
+}
+
+/// Returns the path with `ending` appended.
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
 }
 
 // ===== where it lies =====
@@ -150,11 +191,45 @@ fn check_content(path: &Path) -> Result<bool> {
 
 /// Whether a journal with something in it lies beside the file.
 fn has_journal(path: &Path) -> bool {
-    ["-journal", "-wal"].iter().any(|ending| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(ending);
-        fs::metadata(name).is_ok_and(|found| found.len() > 0)
-    })
+    ["-journal", "-wal"]
+        .iter()
+        .any(|ending| fs::metadata(beside(path, ending)).is_ok_and(|found| found.len() > 0))
+}
+
+/// How long a process may take between locking the file and creating or removing the journal: far more than the
+/// microseconds that it needs.
+const JOURNAL_LIMIT: Duration = Duration::from_secs(2);
+
+/// Refuses a file whose journal was removed while another connection has it open: SQLite would make a new journal,
+/// and both sides would see a free mutex where the other holds it.
+fn check_journal(path: &Path) -> Result<()> {
+    let begun = Instant::now();
+    while !["-wal", "-shm"].iter().all(|ending| beside(path, ending).exists()) {
+        match is_closed(path) {
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => {}
+            // Other errors are reported by the connection that is opened next.
+            Ok(()) | Err(_) => break,
+        }
+        if begun.elapsed() > JOURNAL_LIMIT {
+            return Err(unfit(
+                path,
+                "is open in another program, and its journal (-wal, -shm) was removed: stop every program that \
+                 uses it, then start them again",
+            ));
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+    Ok(())
+}
+
+/// Succeeds if no connection of any process has the file open, and fails with `DatabaseBusy` otherwise: each has a
+/// shared lock on the file, and the first read in this mode takes the exclusive one. The lock is asked of SQLite and
+/// not of the system, since closing another descriptor would drop the locks of this process.
+fn is_closed(path: &Path) -> rusqlite::Result<()> {
+    let connection = Connection::open_with_flags(path, flags())?;
+    connection.busy_timeout(Duration::ZERO)?;
+    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    Mark::read(&connection).map(drop)
 }
 
 /// Reads the mark without locks and without the journal: SQLite takes the file for one that nobody writes.
@@ -212,8 +287,7 @@ fn make_file(path: &Path) -> Result<()> {
 /// Writes a whole file that nobody else knows of yet.
 fn write_draft(draft: &Path) -> Result<()> {
     machine::create_empty(draft).map_err(|error| system(draft, "make", error))?;
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let written = Connection::open_with_flags(draft, flags).and_then(|connection| {
+    let written = Connection::open_with_flags(draft, flags()).and_then(|connection| {
         // Nobody depends on it before the rename; one sync at the end is enough.
         connection.pragma_update(None, "synchronous", "OFF")?;
         fill(&connection)?;
@@ -250,8 +324,9 @@ fn to_wal(connection: &Connection) -> rusqlite::Result<String> {
 }
 
 /// Settles how the connection works, and that it can.
-fn prepare(connection: &Connection, path: &Path, empty: bool) -> Result<()> {
+fn prepare(connection: &mut Connection, path: &Path, empty: bool) -> Result<()> {
     let explained = |error| explain(path, error);
+    // Needs `&mut` from rusqlite 0.41 on.
     connection.busy_handler(Some(patience::wait)).map_err(explained)?;
     connection.set_prepared_statement_cache_capacity(64);
     if connection.is_readonly("main").map_err(explained)? {
@@ -272,14 +347,17 @@ fn prepare(connection: &Connection, path: &Path, empty: bool) -> Result<()> {
     }
 }
 
-/// Makes sure that the statements that count fit the tables. A table that somebody dropped is made anew.
+/// Makes sure that the statements that count fit the tables. A table that is missing is made anew, and one of an
+/// earlier version gets the columns that it lacks.
 fn check_tables(connection: &Connection) -> rusqlite::Result<()> {
     let fit = || VITAL.iter().try_for_each(|statement| connection.prepare_cached(statement).map(drop));
     if fit().is_ok() {
         return Ok(());
     }
-    connection.execute_batch(SCHEMA)?;
-    fit()
+    let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+    schema::apply(&transaction)?;
+    fit()?;
+    transaction.commit()
 }
 
 #[cfg(test)]

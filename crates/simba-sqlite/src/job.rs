@@ -36,7 +36,7 @@ pub(crate) enum Job {
     /// A session waits for hints about the mutex from here on; told when nothing can be missed any more.
     Listen(MutexName, Reply<()>),
     Unlisten(MutexName),
-    /// Somebody rang the bell.
+    /// The bell was rung, or a check is due.
     Look,
     /// Close the file and end. The reply comes when that is done.
     End(Option<Reply<()>>),
@@ -97,6 +97,14 @@ impl Write {
             Self::Release { reply, .. } | Self::ApplySchema(reply) => reply.is_moot(),
             Self::Evict { reply, .. } => reply.is_moot(),
             Self::Leave { .. } => false,
+        }
+    }
+
+    /// Returns the session that leaves and its mutex, if that is what this does: nobody else would ask for it again.
+    pub(crate) fn leaving(&self) -> Option<(SessionId, MutexName)> {
+        match self {
+            Self::Leave { session, mutex } => Some((*session, mutex.clone())),
+            _ => None,
         }
     }
 

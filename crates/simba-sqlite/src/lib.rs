@@ -26,7 +26,9 @@
 //! - Leases run on the machine's boot clock, corrected for time namespaces: neither the wall clock nor a suspend
 //!   changes one, and a reboot ends all.
 //! - Fencing tokens grow over releases, restarts and reboots, and past commits that a power cut took back.
-//! - A process that is killed, also in the middle of a transaction, leaves nothing behind but its leases.
+//! - A process that is killed, also in the middle of a transaction, leaves nothing behind but its leases. If it
+//!   waited, it keeps a free mutex from the next waiter for at most a second; from another pid namespace until the
+//!   entry of the killed waiter ends.
 //! - One thread and one connection for any number of mutexes, and a second thread while somebody waits.
 //!
 //! # What it does not promise
@@ -35,8 +37,9 @@
 //! - A token that grows if the wall clock is set back *and* a power cut takes the last commits.
 //! - A process that is stopped in the middle of a transaction, which takes microseconds, keeps everybody out of the
 //!   file until it goes on: leases run out, and nobody gains anything meanwhile.
-//! - A file that is removed or replaced while it is in use has two owners until the old one's lease ends. Whoever
-//!   has it open is told with the next call.
+//! - A file that is removed or replaced while it is in use has two owners until the old one's lease ends. The next
+//!   call of every program that has it open fails. The same call fails if the journal (`-wal`, `-shm`) is removed, but
+//!   then no other program can open the file, and no mutex gets a second owner.
 //! - A virtual machine that is set back to a snapshot comes back with what it believed then.
 //!
 //! # URL

@@ -5,6 +5,18 @@ use rusqlite::Connection;
 /// The statements that make an empty file ours. Harmless on one that is.
 pub(crate) const SCHEMA: &str = include_str!("schema.sql");
 
+/// What files of the first release lack. Nullable, so that programs of that release can go on writing rows.
+const ADD_PROCESS: &str = "ALTER TABLE simba_waiter ADD COLUMN process TEXT";
+const HAS_PROCESS: &str =
+    "SELECT EXISTS (SELECT 1 FROM pragma_table_info('simba_waiter') WHERE name = 'process')";
+
+/// Creates the tables that are missing and adds the columns that they lack. Changes nothing on a current file.
+pub(crate) fn apply(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch(SCHEMA)?;
+    let has_process: bool = connection.query_row(HAS_PROCESS, [], |row| row.get(0))?;
+    if has_process { Ok(()) } else { connection.execute_batch(ADD_PROCESS) }
+}
+
 /// Marks a file as ours in its header: `Simb`.
 pub(crate) const APPLICATION_ID: i32 = 0x5369_6d62;
 
@@ -42,7 +54,7 @@ mod tests {
         let connection = Connection::open_in_memory().unwrap();
         assert!(Mark::read(&connection).unwrap().empty);
         for _ in 0..2 {
-            connection.execute_batch(SCHEMA).unwrap();
+            apply(&connection).unwrap();
             let ours = Mark { application: APPLICATION_ID, version: VERSION, empty: false };
             assert_eq!(Mark::read(&connection).unwrap(), ours);
         }

@@ -23,6 +23,7 @@ CREATE TABLE IF NOT EXISTS simba_waiter (
     session     INTEGER NOT NULL,
     boot        TEXT    NOT NULL,
     until       INTEGER NOT NULL,
+    process     TEXT,                -- the thread that waits, see machine/linux.rs; NULL: unknown
     PRIMARY KEY (mutex, place),
     UNIQUE (mutex, session)
 ) STRICT, WITHOUT ROWID;

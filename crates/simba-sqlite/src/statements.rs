@@ -31,17 +31,9 @@ UPDATE simba_mutex
 SET owner = NULL, session = NULL, boot = NULL, ttl_at = NULL, until = NULL, acquired_at = NULL
 WHERE mutex = ?1";
 
-/// `mutex` → the first in the queue, dead or alive
-pub(crate) const HEAD: &str = "\
-SELECT session, boot, until FROM simba_waiter WHERE mutex = ?1 ORDER BY place LIMIT 1";
-
-/// `mutex, boot, now` → the first in the queue that looks
-pub(crate) const LIVING_HEAD: &str = "\
-SELECT session FROM simba_waiter WHERE mutex = ?1 AND boot = ?2 AND until > ?3 ORDER BY place LIMIT 1";
-
-/// `mutex, boot, now`
-pub(crate) const BURY: &str = "\
-DELETE FROM simba_waiter WHERE mutex = ?1 AND (boot <> ?2 OR until <= ?3)";
+/// `mutex` → all entries of the queue in order, those of waiters that are gone included
+pub(crate) const QUEUE: &str = "\
+SELECT session, boot, until, process FROM simba_waiter WHERE mutex = ?1 ORDER BY place";
 
 /// `boot, now`: of all mutexes.
 pub(crate) const BURY_ALL: &str = "DELETE FROM simba_waiter WHERE boot <> ?1 OR until <= ?2";
@@ -50,10 +42,10 @@ pub(crate) const BURY_ALL: &str = "DELETE FROM simba_waiter WHERE boot <> ?1 OR 
 pub(crate) const STAY: &str = "\
 UPDATE simba_waiter SET until = ?5 WHERE mutex = ?1 AND session = ?2 AND boot = ?3 AND until > ?4";
 
-/// `mutex, session, boot, until`: at the end, and nowhere else.
+/// `mutex, session, boot, until, process`: at the end, and nowhere else.
 pub(crate) const ENQUEUE: &str = "\
-INSERT OR REPLACE INTO simba_waiter (mutex, place, session, boot, until)
-SELECT ?1, ifnull(max(place), 0) + 1, ?2, ?3, ?4 FROM simba_waiter WHERE mutex = ?1";
+INSERT OR REPLACE INTO simba_waiter (mutex, place, session, boot, until, process)
+SELECT ?1, ifnull(max(place), 0) + 1, ?2, ?3, ?4, ?5 FROM simba_waiter WHERE mutex = ?1";
 
 /// `mutex, session`
 pub(crate) const LEAVE: &str = "DELETE FROM simba_waiter WHERE mutex = ?1 AND session = ?2";
@@ -63,4 +55,4 @@ pub(crate) const WAITERS: &str = "\
 SELECT count(*) FROM simba_waiter WHERE mutex = ?1 AND boot = ?2 AND until > ?3";
 
 /// What a file must be able to do before it is used.
-pub(crate) const VITAL: [&str; 5] = [ROW, ACQUIRE, FREE, HEAD, ENQUEUE];
+pub(crate) const VITAL: [&str; 5] = [ROW, ACQUIRE, FREE, QUEUE, ENQUEUE];

@@ -3,14 +3,14 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rusqlite::{CachedStatement, Connection, OptionalExtension, Params};
+use rusqlite::{CachedStatement, Connection, Params};
 use simba_core::backend::{Answer, Holding, Intent, Ownership, Prior};
 use simba_core::operate::{EvictIf, Eviction, MutexRecord};
 use simba_core::{Claim, ContenderId, Error, ErrorKind, FencingToken, MutexName};
 
 use crate::error::NAME;
-use crate::machine::BootClock;
-use crate::schema::SCHEMA;
+use crate::machine::{BootClock, WaiterThread};
+use crate::schema;
 use crate::statements as sql;
 
 /// A session's name within the file. Two sessions may share a contender's id; they never share this.
@@ -55,8 +55,18 @@ pub(crate) struct News {
     /// Whether the owner is another one than before.
     pub(crate) changed: bool,
     pub(crate) standing: Standing,
-    /// Whose turn it is, if the mutex is free.
-    pub(crate) next: Option<SessionId>,
+    pub(crate) next: Next,
+}
+
+/// Which waiter takes the mutex next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Held, or nobody waits.
+    Nobody,
+    /// Free, and this waiter is to be woken.
+    Wake(SessionId),
+    /// Free, and a waiter was woken before that has not taken the mutex yet.
+    Woken,
 }
 
 /// Who holds a mutex, as far as it takes to see a change.
@@ -70,6 +80,8 @@ pub(crate) struct Standing {
 pub(crate) struct Tables<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) boot: &'a BootClock,
+    /// The thread that all sessions of this handle wait in; none if the system cannot name it.
+    pub(crate) thread: Option<&'a WaiterThread>,
     /// Microseconds since the boot.
     pub(crate) now: i64,
     /// What day it is, for people and as the floor of tokens.
@@ -119,6 +131,8 @@ impl Tables<'_> {
             None => match self.head(&claim.mutex)? {
                 Some(head) if head != session => {
                     self.queue(session, claim)?;
+                    let (mutex, standing) = (claim.mutex.clone(), Standing { owner: None, token: row.token });
+                    news.push(News { mutex, changed: false, standing, next: Next::Woken });
                     Ok(Answer::Vacant)
                 }
                 head => {
@@ -127,7 +141,8 @@ impl Tables<'_> {
                     }
                     let token = self.acquire(session, claim, row.token)?;
                     let standing = Standing { owner: Some(session), token };
-                    news.push(News { mutex: claim.mutex.clone(), changed: true, standing, next: None });
+                    let mutex = claim.mutex.clone();
+                    news.push(News { mutex, changed: true, standing, next: Next::Nobody });
                     Ok(self.ours(claim, token))
                 }
             },
@@ -182,14 +197,15 @@ impl Tables<'_> {
     pub(crate) fn news_of(&self, mutex: &MutexName) -> Result<News> {
         let row = self.row(mutex)?;
         let owner = row.owner.map(|owner| owner.session);
-        let next = if owner.is_none() { self.living_head(mutex)? } else { None };
+        let next = if owner.is_none() { self.first_waiting(mutex)?.1 } else { None };
+        let next = next.map_or(Next::Nobody, Next::Wake);
         let standing = Standing { owner, token: row.token };
         Ok(News { mutex: mutex.clone(), changed: false, standing, next })
     }
 
-    /// Makes the tables that are missing.
+    /// Creates the tables and columns that are missing.
     pub(crate) fn apply_schema(&self) -> Result<()> {
-        Ok(self.connection.execute_batch(SCHEMA)?)
+        Ok(schema::apply(self.connection)?)
     }
 
     /// Forgets the waiters of all mutexes that look no more.
@@ -200,7 +216,8 @@ impl Tables<'_> {
 
     fn vacant(&self, mutex: &MutexName, token: i64, changed: bool) -> Result<News> {
         let standing = Standing { owner: None, token };
-        Ok(News { mutex: mutex.clone(), changed, standing, next: self.head(mutex)? })
+        let next = self.head(mutex)?.map_or(Next::Nobody, Next::Wake);
+        Ok(News { mutex: mutex.clone(), changed, standing, next })
     }
 
     /// Gives the mutex to the session with a new token, which it returns.
@@ -235,37 +252,43 @@ impl Tables<'_> {
         let (mutex, boot) = (claim.mutex.as_str(), self.boot.boot());
         let until = self.now + micros((claim.lease.poll() * 2).max(claim.lease.ttl()));
         if self.run(sql::STAY, (mutex, session.0, boot, self.now, until))? == 0 {
-            self.run(sql::ENQUEUE, (mutex, session.0, boot, until))?;
+            let thread = self.thread.map(WaiterThread::as_str);
+            self.run(sql::ENQUEUE, (mutex, session.0, boot, until, thread))?;
         }
         Ok(())
     }
 
-    /// Whose turn it is. Forgets the waiters before it that look no more.
+    /// Returns the session whose turn it is. Deletes the entries before it, whose waiters are gone.
     fn head(&self, mutex: &MutexName) -> Result<Option<SessionId>> {
-        if let Some((head, alive)) = self.first(mutex)? {
-            if alive {
-                return Ok(Some(head));
-            }
-            self.run(sql::BURY, (mutex.as_str(), self.boot.boot(), self.now))?;
-            return Ok(self.first(mutex)?.map(|(head, _)| head));
+        let (gone, head) = self.first_waiting(mutex)?;
+        for session in gone {
+            self.leave_queue(session, mutex)?;
         }
-        Ok(None)
+        Ok(head)
     }
 
-    /// Whose turn it is, changing nothing.
-    fn living_head(&self, mutex: &MutexName) -> Result<Option<SessionId>> {
-        let mut statement = self.statement(sql::LIVING_HEAD)?;
-        let values = (mutex.as_str(), self.boot.boot(), self.now);
-        Ok(statement.query_row(values, |row| Ok(SessionId(row.get(0)?))).optional()?)
+    /// Returns the first session in the queue that still waits, and those before it, which do not. Only reads.
+    fn first_waiting(&self, mutex: &MutexName) -> Result<(Vec<SessionId>, Option<SessionId>)> {
+        let mut statement = self.statement(sql::QUEUE)?;
+        let mut entries = statement.query([mutex.as_str()])?;
+        let mut gone = Vec::new();
+        while let Some(entry) = entries.next()? {
+            let session = SessionId(entry.get(0)?);
+            if self.waits(entry)? {
+                return Ok((gone, Some(session)));
+            }
+            gone.push(session);
+        }
+        Ok((gone, None))
     }
 
-    fn first(&self, mutex: &MutexName) -> Result<Option<(SessionId, bool)>> {
-        let mut statement = self.statement(sql::HEAD)?;
-        let first = statement.query_row([mutex.as_str()], |row| {
-            let alive = row.get_ref(1)?.as_str()? == self.boot.boot() && row.get::<_, i64>(2)? > self.now;
-            Ok((SessionId(row.get(0)?), alive))
-        });
-        Ok(first.optional()?)
+    /// Returns whether an entry's lease runs and, as far as can be known, its thread as well.
+    fn waits(&self, entry: &rusqlite::Row<'_>) -> rusqlite::Result<bool> {
+        if entry.get_ref(1)?.as_str()? != self.boot.boot() || entry.get::<_, i64>(2)? <= self.now {
+            return Ok(false);
+        }
+        let thread = entry.get_ref(3)?.as_str_or_null().ok().flatten();
+        Ok(!self.thread.zip(thread).is_some_and(|(ours, thread)| ours.sees_end_of(thread)))
     }
 
     fn row(&self, mutex: &MutexName) -> Result<Row> {

@@ -3,23 +3,24 @@
 
 use std::collections::HashMap;
 use std::hint;
+use std::iter;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
 use simba_core::{Clock, Error, Hub, MutexName, Result};
 
 use crate::bell::Bell;
-use crate::error::{explain, unfit};
-use crate::file::{self, Identity, OpenFile};
+use crate::error::explain;
+use crate::file::{self, OpenFile};
 use crate::findings;
 use crate::job::{Job, Outcome, Read, Reply, Settle, Write};
-use crate::machine::BootClock;
+use crate::machine::{BootClock, WaiterThread};
 use crate::patience;
 use crate::statements as sql;
-use crate::table::{Fault, News, SessionId, Standing, Tables};
+use crate::table::{Fault, News, Next, SessionId, Standing, Tables};
 
 /// The most changes in one transaction: others want the file, too.
 const BATCH: usize = 128;
@@ -28,6 +29,10 @@ const BATCH: usize = 128;
 /// job must have come for it to count as busy, in microseconds.
 const GLANCES: u32 = 1_000;
 const SOON: i64 = 200;
+
+/// How soon the worker checks again whether a waiter that was woken in another process still runs, tries again to
+/// delete the entries of dropped sessions, and polls for sessions that cannot be woken by the bell, in microseconds.
+const CHECK_AGAIN: i64 = 250_000;
 
 /// Whom a hint is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +46,8 @@ pub(crate) enum Topic {
 pub(crate) struct Worker {
     file: OpenFile,
     boot: BootClock,
+    /// This thread, as other processes know it.
+    thread: Option<WaiterThread>,
     clock: Arc<dyn Clock>,
     hub: Hub<Topic>,
     bell: Bell,
@@ -48,6 +55,10 @@ pub(crate) struct Worker {
     jobs: Sender<Job>,
     /// Mutexes that sessions of this handle wait for hints about.
     listened: HashMap<MutexName, Listened>,
+    /// Sessions that were dropped and whose entries could not be deleted yet.
+    leaving: Vec<(SessionId, MutexName)>,
+    /// When to check again, see [`CHECK_AGAIN`].
+    check_at: Option<i64>,
     /// What others left in the queue was looked through once.
     tidied: bool,
     /// The bell cannot be watched, and that was said.
@@ -78,11 +89,14 @@ impl Worker {
         Ok(Self {
             file,
             boot,
+            thread: WaiterThread::current(),
             clock,
             hub,
             bell,
             jobs,
             listened: HashMap::new(),
+            leaving: Vec::new(),
+            check_at: None,
             tidied: false,
             deaf: false,
             busy: false,
@@ -131,6 +145,10 @@ impl Worker {
     /// Waits for something to do. While jobs come fast, it looks for the next one before it sleeps: to be woken
     /// takes longer than the job.
     fn next(&mut self, jobs: &Receiver<Job>) -> Option<Job> {
+        // Before anything else, or a busy handle would never check.
+        if self.check_at.is_some_and(|at| at <= self.boot.now()) {
+            return Some(Job::Look);
+        }
         if self.busy {
             for _ in 0..GLANCES {
                 match jobs.try_recv() {
@@ -140,7 +158,17 @@ impl Worker {
             }
         }
         let idle = self.boot.now();
-        let job = jobs.recv().ok();
+        let job = match self.check_at {
+            None => jobs.recv().ok(),
+            Some(at) => {
+                let pause = Duration::from_micros(u64::try_from(at - idle).unwrap_or_default());
+                match jobs.recv_timeout(pause) {
+                    Ok(job) => Some(job),
+                    Err(RecvTimeoutError::Timeout) => Some(Job::Look),
+                    Err(RecvTimeoutError::Disconnected) => None,
+                }
+            }
+        };
         self.busy = !self.alone && self.boot.now() - idle < SOON;
         job
     }
@@ -150,17 +178,27 @@ impl Worker {
     /// Makes all changes in one transaction; if that fails, each of them has failed.
     fn write(&mut self, writes: &mut Vec<Write>) {
         writes.retain(|write| !write.is_moot());
+        // Nobody waits for another try to leave, so the next call must not have to wait behind it.
+        let only_leaving = writes.is_empty().then_some(Duration::ZERO);
+        writes.extend(self.leaving.drain(..).map(|(session, mutex)| Write::Leave { session, mutex }));
         if writes.is_empty() {
             return;
         }
-        patience::limit(writes.iter().filter_map(Write::ttl));
-        if let Err(error) = self.begin() {
+        let leaving: Vec<_> = writes.iter().filter_map(Write::leaving).collect();
+        patience::limit(writes.iter().filter_map(Write::ttl).chain(only_leaving));
+        let begun = self.begin();
+        if only_leaving.is_some() {
+            patience::limit(iter::empty());
+        }
+        if let Err(error) = begun {
+            self.leave_later(leaving, &error);
             return writes.drain(..).for_each(|write| write.fail(error.clone()));
         }
         let (mut made, mut news) = (Vec::with_capacity(writes.len()), Vec::new());
         let committed = self.make(writes, &mut made, &mut news).and_then(|()| self.commit());
         if let Err(error) = &committed {
             self.roll_back();
+            self.leave_later(leaving, error);
             writes.drain(..).for_each(|write| write.fail(error.clone()));
         }
         let others = committed.is_ok() && self.announce(news);
@@ -173,6 +211,18 @@ impl Worker {
                 self.hear();
             }
         }
+    }
+
+    /// Keeps sessions that want to leave for the next try, unless another try cannot help.
+    fn leave_later(&mut self, leaving: Vec<(SessionId, MutexName)>, error: &Error) {
+        if error.is_transient() && !leaving.is_empty() {
+            self.leaving = leaving;
+            self.check_again();
+        }
+    }
+
+    fn check_again(&mut self) {
+        self.check_at.get_or_insert(self.boot.now() + CHECK_AGAIN);
     }
 
     fn make(&self, writes: &mut Vec<Write>, made: &mut Vec<Settle>, news: &mut Vec<News>) -> Result<()> {
@@ -193,7 +243,7 @@ impl Worker {
     }
 
     fn begin(&self) -> Result<()> {
-        self.check_name()?;
+        self.file.check_parts()?;
         self.execute(sql::BEGIN)
     }
 
@@ -217,19 +267,6 @@ impl Worker {
         executed.map(drop).map_err(|error| explain(&self.file.path, error))
     }
 
-    /// The file under our name must be the one that we have open: a second one would have a second owner.
-    fn check_name(&self) -> Result<()> {
-        let path = &self.file.path;
-        match Identity::of(path) {
-            Ok(found) if found == self.file.identity => Ok(()),
-            Ok(_) => Err(unfit(path, "was replaced while it was in use: restart every program that uses it")),
-            Err(error) => {
-                let message = "was taken away while it was in use: restart every program that uses it";
-                Err(unfit(path, message).with_source(error))
-            }
-        }
-    }
-
     // ===== reading =====
 
     fn read(&mut self, reads: &mut Vec<Read>) {
@@ -248,13 +285,13 @@ impl Worker {
 
     fn answer<T>(&self, reply: Reply<T>, read: impl FnOnce() -> Result<T, Fault>) {
         if !reply.is_moot() {
-            let found = self.check_name().and_then(|()| read().map_err(|fault| self.blame(fault)));
+            let found = self.file.check_parts().and_then(|()| read().map_err(|fault| self.blame(fault)));
             reply.send(found);
         }
     }
 
     fn tables(&self) -> Tables<'_> {
-        tables(&self.file, &self.boot, &*self.clock)
+        tables(&self.file, &self.boot, self.thread.as_ref(), &*self.clock)
     }
 
     fn blame(&self, fault: Fault) -> Error {
@@ -270,8 +307,11 @@ impl Worker {
     fn announce(&mut self, news: Vec<News>) -> bool {
         let mut others = false;
         for News { mutex, changed, standing, next } in news {
-            let here = next.is_some_and(|next| self.hub.ring(&Topic::Turn(next)) > 0);
-            others |= changed || (next.is_some() && !here);
+            let elsewhere = matches!(next, Next::Wake(next) if self.hub.ring(&Topic::Turn(next)) == 0);
+            others |= changed || elsewhere;
+            if (elsewhere || next == Next::Woken) && self.listened.contains_key(&mutex) {
+                self.check_again();
+            }
             if changed {
                 if let Some(listened) = self.listened.get_mut(&mutex) {
                     listened.standing = standing;
@@ -282,9 +322,10 @@ impl Worker {
         others
     }
 
-    /// Somebody rang: wakes exactly those of ours whom it concerns.
+    /// Wakes exactly those sessions of this handle whose turn it is, after a ring or at the time of a check.
     fn look(&mut self) {
         self.bell.answer();
+        self.check_at = None;
         if self.listened.is_empty() {
             return;
         }
@@ -300,23 +341,31 @@ impl Worker {
     }
 
     fn look_through(&mut self) -> Result<(), Fault> {
-        let tables = tables(&self.file, &self.boot, &*self.clock);
+        let tables = tables(&self.file, &self.boot, self.thread.as_ref(), &*self.clock);
+        let mut elsewhere = false;
         for (mutex, listened) in &mut self.listened {
             let news = tables.news_of(mutex)?;
-            if let Some(next) = news.next {
-                self.hub.ring(&Topic::Turn(next));
+            if let Next::Wake(next) = news.next {
+                elsewhere |= self.hub.ring(&Topic::Turn(next)) == 0;
             }
             if std::mem::replace(&mut listened.standing, news.standing) != news.standing {
                 self.hub.ring(&Topic::Owner(mutex.clone()));
             }
+        }
+        if elsewhere {
+            self.check_again();
         }
         Ok(())
     }
 
     fn listen(&mut self, mutex: MutexName, reply: Reply<()>) {
         self.hear();
-        // What is missed here, the look that follows a subscription finds.
-        let standing = self.tables().news_of(&mutex).map(|news| news.standing).unwrap_or_default();
+        // The call that follows a subscription finds what is missed here.
+        let news = self.tables().news_of(&mutex).ok();
+        if news.as_ref().is_some_and(|news| news.next != Next::Nobody) {
+            self.check_again();
+        }
+        let standing = news.map(|news| news.standing).unwrap_or_default();
         self.listened.entry(mutex).or_insert(Listened { sessions: 0, standing }).sessions += 1;
         reply.send(Ok(()));
     }
@@ -338,11 +387,23 @@ impl Worker {
             tracing::warn!(%file, %error, "the file cannot be watched, so waiters poll: {}", findings::WATCH_CURE);
         }
         self.deaf = heard.is_err();
+        match heard {
+            Ok(false) => {}
+            // Find what was missed between the old bell and this one.
+            Ok(true) => self.check_at = Some(self.boot.now()),
+            // The bell may be removed just before it is watched, and watches may be free again later.
+            Err(_) => self.check_again(),
+        }
         !self.deaf
     }
 }
 
 /// The tables at this moment.
-fn tables<'a>(file: &'a OpenFile, boot: &'a BootClock, clock: &dyn Clock) -> Tables<'a> {
-    Tables { connection: &file.connection, boot, now: boot.now(), wall: clock.wall() }
+fn tables<'a>(
+    file: &'a OpenFile,
+    boot: &'a BootClock,
+    thread: Option<&'a WaiterThread>,
+    clock: &dyn Clock,
+) -> Tables<'a> {
+    Tables { connection: &file.connection, boot, thread, now: boot.now(), wall: clock.wall() }
 }

@@ -9,12 +9,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use common::Sqlite;
 use rusqlite::Connection;
 use simba_core::{Error, ErrorKind};
-use simba_servers::SmallDisk;
 use simba_sqlite::{SqliteBackend, SqliteConfig};
 use tempfile::TempDir;
 
@@ -208,82 +206,94 @@ async fn a_link_leads_to_the_same_mutexes_and_a_second_name_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
-/// A file that is mounted, and unmounted in the end.
-struct Bind(PathBuf);
+/// What only root may do: mount.
+mod as_root {
+    use std::process::Command;
 
-impl Bind {
-    fn new(from: &Path, at: &Path) -> Self {
-        let mounted = Command::new("mount").arg("--bind").args([from, at]).status().unwrap();
-        assert!(mounted.success(), "cannot mount: run this as root, where mounting is allowed");
-        Self(at.to_owned())
-    }
-}
+    use simba_servers::SmallDisk;
 
-impl Drop for Bind {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
-}
+    use super::*;
 
-#[tokio::test]
-async fn a_file_that_is_mounted_without_its_folder_is_refused() {
-    let (store, folder) = (Sqlite::new(), TempDir::new().unwrap());
-    drop(store.simba().await);
-    let target = folder.path().join("simba.db");
-    fs::write(&target, "").unwrap();
-    let _bind = Bind::new(store.path(), &target);
-    let error = refusal(&target).await;
-    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    assert!(error.to_string().contains("mount its folder"), "{error}");
-}
+    /// A file that is mounted, and unmounted in the end.
+    struct Bind(PathBuf);
 
-#[tokio::test]
-async fn a_disk_that_cannot_be_written_is_denied() {
-    let folder = TempDir::new().unwrap();
-    let _disk = SmallDisk::mount(folder.path(), 1).unwrap();
-    let store = Sqlite::at(folder.path().join("simba.db"));
-    let simba = store.simba().await;
-    simba.shutdown().await;
-    let remount = Command::new("mount").args(["-o", "remount,ro"]).arg(folder.path()).status().unwrap();
-    assert!(remount.success());
-    let error = refusal(store.path()).await;
-    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    assert!(error.to_string().contains("writable"), "{error}");
-    let error = refusal(&folder.path().join("new/simba.db")).await;
-    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-}
-
-#[tokio::test]
-async fn a_full_disk_is_told_and_costs_nothing_that_was_there() {
-    let folder = TempDir::new().unwrap();
-    let disk = SmallDisk::mount(folder.path(), 1).unwrap();
-    let store = Sqlite::at(folder.path().join("simba.db"));
-    let (simba, other) = (store.simba().await, store.simba().await);
-    let held = simba.locker("held").lock().await.unwrap();
-    disk.fill().unwrap();
-    let mut error = None;
-    let mut guards = Vec::new();
-    for number in 0..2_000 {
-        match simba.locker(format!("mutex-{number}")).try_lock().await {
-            Ok(guard) => guards.push(guard),
-            Err(full) => {
-                error = Some(full);
-                break;
-            }
+    impl Bind {
+        fn new(from: &Path, at: &Path) -> Self {
+            let mounted = Command::new("mount").arg("--bind").args([from, at]).status().unwrap();
+            assert!(mounted.success(), "cannot mount: run this as root, where mounting is allowed");
+            Self(at.to_owned())
         }
     }
-    let error = error.expect("a full disk is an error");
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(error.to_string().contains("make room"), "{error}");
-    let unmade = refusal(&folder.path().join("another.db")).await;
-    assert_eq!(unmade.kind(), ErrorKind::Unavailable, "{unmade}");
-    assert!(held.is_held(), "what is held is held");
-    assert!(other.locker("held").try_lock().await.map_or(true, |guard| guard.is_none()), "for others, too");
 
-    disk.make_room().unwrap();
-    assert!(other.locker("held").try_lock().await.unwrap().is_none(), "nothing is lost");
-    let after = simba.locker("after").lock().await.expect("it goes on by itself");
-    after.release().await.unwrap();
-    held.release().await.unwrap();
-    assert!(other.locker("held").try_lock().await.unwrap().is_some());
+    impl Drop for Bind {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_mounted_without_its_folder_is_refused() {
+        let (store, folder) = (Sqlite::new(), TempDir::new().unwrap());
+        drop(store.simba().await);
+        let target = folder.path().join("simba.db");
+        fs::write(&target, "").unwrap();
+        let _bind = Bind::new(store.path(), &target);
+        let error = refusal(&target).await;
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("mount its folder"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_cannot_be_written_is_denied() {
+        let folder = TempDir::new().unwrap();
+        let _disk = SmallDisk::mount(folder.path(), 1).unwrap();
+        let store = Sqlite::at(folder.path().join("simba.db"));
+        let simba = store.simba().await;
+        simba.shutdown().await;
+        let remount = Command::new("mount").args(["-o", "remount,ro"]).arg(folder.path()).status().unwrap();
+        assert!(remount.success());
+        let error = refusal(store.path()).await;
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        assert!(error.to_string().contains("writable"), "{error}");
+        let error = refusal(&folder.path().join("new/simba.db")).await;
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_is_told_and_costs_nothing_that_was_there() {
+        let folder = TempDir::new().unwrap();
+        let disk = SmallDisk::mount(folder.path(), 1).unwrap();
+        let store = Sqlite::at(folder.path().join("simba.db"));
+        let (simba, other) = (store.simba().await, store.simba().await);
+        let held = simba.locker("held").lock().await.unwrap();
+        disk.fill().unwrap();
+        let mut error = None;
+        let mut guards = Vec::new();
+        for number in 0..2_000 {
+            match simba.locker(format!("mutex-{number}")).try_lock().await {
+                Ok(guard) => guards.push(guard),
+                Err(full) => {
+                    error = Some(full);
+                    break;
+                }
+            }
+        }
+        let error = error.expect("a full disk is an error");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("make room"), "{error}");
+        let unmade = refusal(&folder.path().join("another.db")).await;
+        assert_eq!(unmade.kind(), ErrorKind::Unavailable, "{unmade}");
+        assert!(held.is_held(), "what is held is held");
+        assert!(
+            other.locker("held").try_lock().await.map_or(true, |guard| guard.is_none()),
+            "for others, too"
+        );
+
+        disk.make_room().unwrap();
+        assert!(other.locker("held").try_lock().await.unwrap().is_none(), "nothing is lost");
+        let after = simba.locker("after").lock().await.expect("it goes on by itself");
+        after.release().await.unwrap();
+        held.release().await.unwrap();
+        assert!(other.locker("held").try_lock().await.unwrap().is_some());
+    }
 }

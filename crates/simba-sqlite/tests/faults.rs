@@ -254,3 +254,51 @@ async fn a_bell_that_is_taken_away_is_put_up_again() {
         next.release().await.unwrap();
     }
 }
+
+/// The poll of a waiter is 30 s: nothing but the poll of its handle explains it.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiter_that_cannot_watch_the_bell_is_woken_by_its_handle() {
+    let store = Sqlite::new();
+    std::fs::create_dir(store.path().with_file_name("simba.db-bell")).unwrap();
+    let (one, two) = (store.simba().await, store.simba().await);
+    let guard = one.locker("orders").lock().await.unwrap();
+    let locker = two.locker("orders");
+    let waiting = tokio::spawn(async move { locker.lock().await });
+    while one.operate().unwrap().read(&"orders".parse().unwrap()).await.unwrap().waiters != Some(1) {
+        sleep(Duration::from_millis(2)).await;
+    }
+    // In the queue is not subscribed yet.
+    sleep(Duration::from_millis(500)).await;
+    guard.release().await.unwrap();
+    let next = timeout(SOON, waiting).await.expect("the handle polls").unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
+/// The entry of a waiter lasts for 60 s: without another try it would keep everybody else out for as long.
+#[tokio::test(flavor = "multi_thread")]
+async fn dropped_session_leaves_the_queue_once_the_file_is_no_longer_locked() {
+    let store = Sqlite::new();
+    let (simba, backend) = (store.simba().await, store.backend().await);
+    let guard = simba.locker("orders").lock().await.unwrap();
+    let mutex = MutexName::new("orders").unwrap();
+    let claim = Claim::new(mutex.clone(), ContenderId::generate(), common::long());
+    let mut session = backend.open(claim).await.unwrap();
+    assert!(matches!(session.contend(Prior::Nothing).await, Ok(Answer::Held(_))));
+    let writer = store.raw();
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    drop(session);
+    // A call waits for the file for 200 ms at the most.
+    sleep(Duration::from_secs(1)).await;
+    let waiters = || async { simba.operate().unwrap().read(&mutex).await.unwrap().waiters };
+    assert_eq!(waiters().await, Some(1), "the first try has failed");
+    writer.execute_batch("ROLLBACK").unwrap();
+    let left = async {
+        while waiters().await != Some(0) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, left).await.expect("the entry is deleted by another try");
+    guard.release().await.unwrap();
+    let next = simba.locker("orders").try_lock().await.unwrap().expect("nobody waits");
+    next.release().await.unwrap();
+}

@@ -36,8 +36,10 @@
 //!
 //! `cargo test` runs everything, `cargo test renewal` one group. A broken promise fails its test with a
 //! message that begins with `broken:` and says which. A case about something that the [`Profile`] rules out
-//! prints `skipped: <reason>`; a server that is not there is a failure, never a skip. For a program in place
-//! of tests, [`cases()`] lists the same cases.
+//! prints `skipped: <reason>`; a server that is not there is a failure, never a skip. `cargo test` counts a skipped
+//! case as passed and hides what it prints: if the variable `SIMBA_TCK_SKIPS` names a file, every skipped case adds
+//! the line `<program> <group>::<case>: <reason>` to it. For a program in place of tests, [`cases()`] lists the same
+//! cases, and [`Case::run`] returns the [`Outcome`].
 //!
 //! # What is checked
 //!
@@ -92,6 +94,7 @@ pub mod processes;
 mod profile;
 pub mod proxy;
 pub mod rows;
+mod skips;
 mod stolen;
 mod suite;
 mod world;
@@ -109,6 +112,6 @@ pub use proxy::{FaultProxy, Proxies};
 pub use rows::rounds;
 pub use simba_core::async_trait;
 pub use stolen::StolenTime;
-pub use suite::{CASE_LIMIT, Case, CaseFuture, cases, run_sample};
+pub use suite::{CASE_LIMIT, Case, CaseFuture, Outcome, cases, run_sample};
 #[doc(hidden)]
 pub use suite::{run, run_within};

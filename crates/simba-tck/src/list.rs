@@ -84,7 +84,7 @@ macro_rules! __cases {
                 a_dropped_contention_leaves_nothing
                 a_panic_leaves_nothing
                 a_handle_outlives_another
-                a_contention_restarts_under_its_own_id
+                a_contention_restarts_under_its_label
                 callbacks_alternate
                 a_closed_handle_refuses
                 closing_twice_is_closing_once

@@ -222,6 +222,8 @@ pub async fn row_15_a_slow_network_that_breaks_keeps_its_leader(fixture: &dyn Fi
 async fn write_down(contention: Arc<Contention>, who: String, history: History) {
     while let Ok(tenure) = contention.acquired().await {
         history.record(since_zero(now()), &who, What::Acquired { token: tenure.token() });
+        tenure.expiring().await;
+        history.record(since_zero(now()), &who, What::Expiring);
         let loss = tenure.lost().await;
         let valid_until = since_zero(tenure.deadline().min(now()));
         history.record(since_zero(now()), &who, What::Lost { loss, valid_until });

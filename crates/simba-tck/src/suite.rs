@@ -8,13 +8,23 @@ use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::time::timeout;
 
-use crate::Fixture;
+use crate::{Fixture, skips};
 
 /// The longest that a case may take; one that takes longer hangs.
 pub const CASE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A case under way.
 pub type CaseFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// How a case came out that broke no promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The promise is kept.
+    Passed,
+    /// Nothing was checked, for this reason: the [`Profile`](crate::Profile) says that the store cannot do it.
+    Skipped(&'static str),
+}
 
 /// One promise and the code that checks it.
 #[derive(Clone, Copy)]
@@ -38,13 +48,19 @@ impl Case {
         Self { group, name, run }
     }
 
-    /// Checks the promise on this store.
+    /// Checks the promise on this store. Returns whether it is kept, or was not checked.
     ///
     /// # Panics
     ///
     /// If it is broken, with a message that says which. Give it [`CASE_LIMIT`] at most.
-    pub async fn run(&self, fixture: &dyn Fixture) {
-        (self.run)(fixture).await;
+    pub async fn run(&self, fixture: &dyn Fixture) -> Outcome {
+        match skips::watch((self.run)(fixture)).await {
+            None => Outcome::Passed,
+            Some(reason) => {
+                skips::record(self, reason);
+                Outcome::Skipped(reason)
+            }
+        }
     }
 }
 
@@ -98,6 +114,7 @@ pub fn run<F: Fixture>(fixture: impl FnOnce() -> F, case: Case) {
 
 /// As [`run`], with another limit.
 #[doc(hidden)]
+#[allow(clippy::print_stdout)]
 pub fn run_within<F: Fixture>(limit: Duration, fixture: impl FnOnce() -> F, case: Case) {
     crate::explain_failures();
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -108,7 +125,11 @@ pub fn run_within<F: Fixture>(limit: Duration, fixture: impl FnOnce() -> F, case
         timeout(limit, case.run(&fixture)).await
     });
     runtime.shutdown_background();
-    assert!(ended.is_ok(), "the case hangs: {case:?} is not through after {limit:?}");
+    match ended {
+        Ok(Outcome::Passed) => {}
+        Ok(Outcome::Skipped(reason)) => println!("skipped: {reason}"),
+        Err(_) => panic!("the case hangs: {case:?} is not through after {limit:?}"),
+    }
 }
 
 /// Makes one `#[test]` of every case of the kit, in a module per group.

@@ -53,12 +53,6 @@ pub(crate) fn patience(fixture: &dyn Fixture) -> Duration {
     fixture.lease().total() * 2 + SOON
 }
 
-/// Tells that the store cannot do what a case is about.
-#[allow(clippy::print_stdout)]
-pub(crate) fn skip(reason: &str) {
-    println!("skipped: {reason}");
-}
-
 /// Waits for what must come, and says which promise is broken if it does not.
 pub(crate) async fn soon<F: Future>(promise: &str, future: F) -> F::Output {
     within(SOON, promise, future).await

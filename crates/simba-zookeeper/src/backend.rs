@@ -66,21 +66,29 @@ impl ZookeeperBackend {
         Ok(this)
     }
 
-    /// Sees whether the store lets us in, by a session that ends at once.
+    /// Checks that the store lets us in, by a session that ends at once. A server that requires a login grants a
+    /// session without one, and refuses the first request.
     async fn check(&self) -> Result<()> {
         let client =
             Client::start(Arc::clone(&self.config), Lease::default().total(), Arc::clone(&self.clock));
         client.ready().await?;
-        let chroot = &self.config.chroot;
-        if !chroot.is_empty() {
-            let there = client.call(Request::Exists { path: chroot.clone(), watch: false }).await;
-            there.map_err(|failure| match failure.is_no_node() {
-                true => no_chroot(chroot),
-                false => failed("look for the chroot", failure),
-            })?;
-        }
+        let chroot = self.config.chroot_or_root();
+        let there = client.call(Request::Exists { path: chroot.to_owned(), watch: false }).await;
+        there.map_err(|failure| match failure.is_no_node() {
+            true => no_chroot(chroot),
+            false => failed("read the chroot", failure),
+        })?;
         client.close().await;
         Ok(())
+    }
+
+    /// Returns the longest session that a server grants, by one that ends at once.
+    pub(crate) async fn longest_session(&self) -> Result<Duration> {
+        let client = Client::start(Arc::clone(&self.config), Duration::MAX, Arc::clone(&self.clock));
+        client.ready().await?;
+        let granted = client.timeout();
+        client.close().await;
+        Ok(granted)
     }
 
     pub(crate) fn config(&self) -> &ZookeeperConfig {

@@ -120,6 +120,11 @@ impl ZookeeperConfig {
         self.with_login(user.into(), password.into(), Scheme::Sasl)
     }
 
+    /// Returns the path that everything is below.
+    pub(crate) fn chroot_or_root(&self) -> &str {
+        if self.chroot.is_empty() { "/" } else { &self.chroot }
+    }
+
     pub(crate) fn paths(&self) -> Paths<'_> {
         Paths::under(&self.chroot)
     }

@@ -22,6 +22,13 @@ fn refused(doing: &str, code: Code) -> Error {
             ErrorKind::Denied,
             format!("no right to {doing}: check the credentials, and the access control list of the path"),
         ),
+        Code::LoginRequired => (
+            ErrorKind::Denied,
+            format!(
+                "no right to {doing}: the server requires a login; give user and password, and the scheme that it \
+                 wants by `auth=`"
+            ),
+        ),
         Code::SessionExpired | Code::SessionMoved => {
             (ErrorKind::Unavailable, format!("the session ended on the way to {doing}"))
         }

@@ -22,15 +22,17 @@
 //!
 //! - **The session is the lease.** A handle has one session for each length of lease, whatever the number of
 //!   mutexes: a session cannot carry two lengths. It asks for a timeout of `ttl + transition`; what the servers
-//!   grant counts. Of that, a holder counts on two thirds: if the servers cannot be reached it has lost by then, and
-//!   another can hold after the whole at the earliest.
+//!   grant counts. Of that, a holder counts on two thirds at most: if the servers cannot be reached it has lost by
+//!   then, and another can hold after the whole at the earliest. A grant that is shorter after a reconnect shortens
+//!   the tenure at once.
 //! - **Renewal is a quorum call.** A follower that is cut off from the others goes on answering reads and pings, so
 //!   they prove nothing. A renewal is a request that changes nothing and needs a quorum: a `multi` of version checks
 //!   on the own nodes, of all mutexes whose renewals are due together. Every other quorum call that is answered proves
-//!   the session as well: a waiter whose turn comes is granted what the last one left of the lease.
+//!   the session as well: a waiter whose turn comes is granted what the last one left of the lease. None of them
+//!   restarts the session's timeout at the leader of the ensemble; pings do, and after a late one less is granted.
 //! - **The token is the `czxid`** of the own node: it grows with every node that is made, and survives the node, its
-//!   parents and the session. A holder that was out of reach and finds its node again, first and under its own
-//!   session, holds on with the same token. Only a store that is restored from an old snapshot can give a smaller one.
+//!   parents and the session. After a loss the node is deleted and the contender joins the queue again, so every tenure
+//!   has a greater token. Only a store that is restored from an old snapshot can give a smaller one.
 //! - **First come, first served**, among all kinds of contenders. Each watches the one before it and no other, so a
 //!   release wakes one. A contender that stands still at the head of the queue keeps the others waiting until its
 //!   session ends.
@@ -51,7 +53,7 @@
 //!
 //! # Rights
 //!
-//! Create, delete, read on the chroot, or on `/` without one; the nodes below are open to everybody, as those of the
+//! Create and read on the chroot, or on `/` without one; the nodes below are open to everybody, as those of the
 //! JVM peers are, unless the URL says `acl=creator`. See [`ZookeeperConfig::from_url`] for all that it can say.
 
 mod backend;

@@ -1,7 +1,6 @@
 //! One contender or observer at the store.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use simba_core::{
@@ -9,7 +8,7 @@ use simba_core::{
 };
 use tokio::sync::oneshot;
 
-use crate::client::{Client, Ear, Failure, Names, Reply, Request, Ring, Topic, Urgency, heard};
+use crate::client::{Client, Ear, Failure, Names, Proof, Reply, Request, Ring, Topic, Urgency, heard};
 use crate::error::{failed, restless, stranger};
 use crate::latch::{self, Standing};
 use crate::node::{Node, Seat};
@@ -36,6 +35,10 @@ pub(crate) struct ZookeeperSession {
     suspect: bool,
     /// Our node is watched: we hear when it goes.
     guarded: bool,
+    /// Until when the mutex is ours, by the last answer that said so.
+    until: Moment,
+    /// How often the session had been granted for a shorter time by then.
+    cuts: u32,
     ear: Ear,
     /// Whom the last look found first; a node never changes its mind about its contender.
     head: Option<Box<Head>>,
@@ -68,6 +71,8 @@ impl ZookeeperSession {
             told: false,
             suspect: false,
             guarded: false,
+            until: Moment::ZERO,
+            cuts: 0,
             ear,
             head: None,
             watched: None,
@@ -78,12 +83,14 @@ impl ZookeeperSession {
         self.seat.client()
     }
 
-    /// Takes note that the mutex is ours for so long, counted from before this call.
-    fn ours(&mut self, node: Node, remaining: Duration) -> Answer {
+    /// Records that the mutex is ours until then; what is left counts from the beginning of this call.
+    fn ours(&mut self, node: Node, began: Moment, until: Moment) -> Answer {
         self.guarded &= self.leads;
         (self.leads, self.hinted) = (true, false);
         (self.watched, self.head) = (None, None);
+        self.until = until;
         self.ear.forget(Ring::Turn);
+        let remaining = until.saturating_since(began).min(self.client().lease());
         Answer::Ours(Ownership::new(self.contender.clone(), Some(node.token), remaining))
     }
 
@@ -104,12 +111,19 @@ impl ZookeeperSession {
             if !self.seat.settle().await? {
                 parents::make(self.client(), &self.seat.parent()).await?;
             }
+            if !self.leads {
+                self.cuts = self.client().cuts();
+            }
             let answer = match self.seat.node() {
+                Some(node) if prior == Prior::Lapsed(node.token) => {
+                    self.give_up().await?;
+                    None
+                }
                 Some(node) if self.leads => self.renew(node, prior).await?,
                 Some(node) => self.look(node, prior, began).await?,
                 None => {
                     self.leads = false;
-                    self.join(prior).await?
+                    self.join(prior, began).await?
                 }
             };
             if let Some(answer) = answer {
@@ -119,32 +133,50 @@ impl ZookeeperSession {
         Err(restless())
     }
 
-    /// Shows by a quorum that our node is there and its session alive. Nothing if it is not.
-    async fn renew(&mut self, node: Node, prior: Prior) -> Result<Option<Answer>> {
-        let urgency = if prior == Prior::Held { Urgency::Renewal } else { Urgency::Turn };
-        let mut checked = self.check(node, urgency);
-        let confirmed = self.confirmed(node, heard(&mut checked).await)?;
-        Ok(confirmed.then(|| self.ours(node, self.client().lease())))
+    /// Deletes the node of a tenure that was lost here: the next tenure needs a greater token, hence a new node.
+    async fn give_up(&mut self) -> Result<()> {
+        self.seat.delete().await?;
+        (self.leads, self.hinted, self.watched) = (false, false, None);
+        Ok(())
     }
 
-    fn check(&self, node: Node, urgency: Urgency) -> oneshot::Receiver<Result<i64, Failure>> {
+    /// Shows by a quorum that our node is there and its session alive. Nothing if it is not.
+    async fn renew(&mut self, node: Node, prior: Prior) -> Result<Option<Answer>> {
+        let began = self.client().now();
+        let urgency = if prior == Prior::Held { Urgency::Renewal } else { Urgency::Turn };
+        let mut checked = self.check(node, urgency);
+        // After the check was handed over: a cut that is not seen here fails the check.
+        if prior == Prior::Held && self.is_cut() {
+            self.cuts = self.client().cuts();
+            return Ok(Some(self.ours(node, began, self.until.min(self.client().cut_at()))));
+        }
+        let until = self.confirmed(node, heard(&mut checked).await)?;
+        Ok(until.map(|until| self.ours(node, began, until)))
+    }
+
+    /// Whether the session was granted for a shorter time since the mutex was ours.
+    fn is_cut(&self) -> bool {
+        self.client().cuts() != self.cuts
+    }
+
+    fn check(&self, node: Node, urgency: Urgency) -> oneshot::Receiver<Result<Proof, Failure>> {
         self.client().check(self.seat.path(node.name), urgency)
     }
 
-    /// Whether a check found the node, under the session that made it.
-    fn confirmed(&mut self, node: Node, checked: Result<i64, Failure>) -> Result<bool> {
+    /// Until when the session of the node lasts, by a check that found the node; nothing if it is gone.
+    fn confirmed(&mut self, node: Node, checked: Result<Proof, Failure>) -> Result<Option<Moment>> {
         match checked {
-            Ok(session) if session == node.session => return Ok(true),
+            Ok(proof) if proof.session == node.session => return Ok(Some(proof.until)),
             Err(failure) if !failure.is_no_node() => return Err(failed("renew", failure)),
             _ => {}
         }
         self.leads = false;
         self.seat.gone();
-        Ok(false)
+        Ok(None)
     }
 
     /// Takes a place in the queue, and the mutex if it is the first.
-    async fn join(&mut self, prior: Prior) -> Result<Option<Answer>> {
+    async fn join(&mut self, prior: Prior, began: Moment) -> Result<Option<Answer>> {
         if (self.intent != Intent::Queue || self.twin)
             && let Some(head) = self.first().await?
         {
@@ -162,8 +194,8 @@ impl ZookeeperSession {
         let Some(node) = self.seat.node() else { return Ok(None) };
         let Some(names) = queue::children(heard(&mut listed).await)? else { return Ok(None) };
         // The creation was a quorum call, made within this one.
-        let lease = self.client().lease();
-        self.placed(node, &names, Some(lease), prior).await
+        let until = began + self.client().left(node.session, began);
+        self.placed(node, &names, Some(until), prior, began).await
     }
 
     /// Looks how far our node has come.
@@ -182,30 +214,31 @@ impl ZookeeperSession {
             self.seat.gone();
             return Ok(None);
         };
-        let mut remaining = proven.then_some(left);
+        let mut until = proven.then_some(began + left);
         if let Some(checked) = &mut checked {
-            if !self.confirmed(node, heard(checked).await)? {
+            until = self.confirmed(node, heard(checked).await)?;
+            if until.is_none() {
                 return Ok(None);
             }
-            remaining = Some(self.client().lease());
         }
-        self.placed(node, &names, remaining, prior).await
+        self.placed(node, &names, until, prior, began).await
     }
 
-    /// What follows from our place in the queue; `proven` is what is left of our session's lease, if that is known.
+    /// What follows from our place in the queue; `proven` is until when our session lasts, if that is known.
     async fn placed(
         &mut self,
         node: Node,
         names: &Names,
-        proven: Option<Duration>,
+        proven: Option<Moment>,
         prior: Prior,
+        began: Moment,
     ) -> Result<Option<Answer>> {
         match (latch::standing(names, &node.name.to_string()), proven) {
             (Standing::Missing, _) => {
                 self.seat.gone();
                 Ok(None)
             }
-            (Standing::First, Some(remaining)) => Ok(Some(self.ours(node, remaining))),
+            (Standing::First, Some(until)) => Ok(Some(self.ours(node, began, until))),
             (Standing::First, None) => self.renew(node, Prior::Nothing).await,
             (Standing::Behind { first, next }, _) => self.behind(first, next, prior).await,
         }
@@ -340,7 +373,7 @@ impl ZookeeperSession {
 
     // ===== hints =====
 
-    /// Waits for signs that our node is gone.
+    /// Waits for signs that our node is gone, or that its session ends earlier than we know.
     async fn until_gone(&mut self) -> Result<()> {
         loop {
             if self.guarded && !self.suspect {
@@ -348,7 +381,7 @@ impl ZookeeperSession {
                 self.suspect = true;
             }
             // Boxed: seldom, and what waits has to be small.
-            if !Box::pin(self.is_there()).await {
+            if self.is_cut() || !Box::pin(self.is_there()).await {
                 return Ok(());
             }
             (self.guarded, self.suspect) = (true, false);
@@ -385,7 +418,7 @@ impl ZookeeperSession {
 impl Session for ZookeeperSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
         // Of renewals thousands are under way at once: they alone are not boxed, and small.
-        if let (true, Some(node)) = (self.leads, self.seat.node())
+        if let (true, Prior::Held, Some(node)) = (self.leads, prior, self.seat.node())
             && let Some(answer) = self.renew(node, prior).await?
         {
             return Ok(answer);

@@ -4,6 +4,9 @@
 
 mod common;
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::Zookeeper;
@@ -12,7 +15,7 @@ use simba_core::{Backend as _, ContenderId, ErrorKind, Lease, Operate as _, Resu
 use simba_servers::{Setup, shared};
 use simba_tck::Network as _;
 use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
@@ -54,7 +57,6 @@ async fn a_server_of_another_kind_is_told() {
             let (mut stream, _) = listener.accept().await.unwrap();
             tokio::spawn(async move {
                 let _ = stream.read(&mut [0; 64]).await;
-                use tokio::io::AsyncWriteExt as _;
                 let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
                 sleep(Duration::from_secs(1)).await;
             });
@@ -62,6 +64,47 @@ async fn a_server_of_another_kind_is_told() {
     });
     let error = connect(&format!("zookeeper://{address}")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Protocol, "{error:?}");
+}
+
+/// Grants a session to everybody. Answers the first connection, and closes all others at once.
+async fn server_that_hangs_up(connections: Arc<AtomicUsize>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let first = connections.fetch_add(1, Ordering::SeqCst) == 0;
+            tokio::spawn(async move {
+                let mut granted = vec![0, 0, 0, 36, 0, 0, 0, 0];
+                granted.extend(10_000_i32.to_be_bytes());
+                granted.extend(7_i64.to_be_bytes());
+                granted.extend([0, 0, 0, 16]);
+                granted.extend([1; 16]);
+                let _ = stream.read(&mut [0; 64]).await;
+                let _ = stream.write_all(&granted).await;
+                let mut request = [0; 256];
+                while first && matches!(stream.read(&mut request).await, Ok(1..)) {
+                    let mut done = vec![0, 0, 0, 16];
+                    done.extend(&request[4..8]);
+                    done.extend([0; 12]);
+                    let _ = stream.write_all(&done).await;
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_grants_and_hangs_up_is_not_stormed() {
+    let connections = Arc::new(AtomicUsize::new(0));
+    let address = server_that_hangs_up(Arc::clone(&connections)).await;
+    let simba = Simba::new(connect(&format!("zookeeper://{address}")).await.unwrap());
+    let contention = simba.contend("orders");
+    contention.start().unwrap();
+    sleep(Duration::from_secs(3)).await;
+    let asked = connections.load(Ordering::SeqCst);
+    assert!((3..30).contains(&asked), "broken: {asked} connections in three seconds");
 }
 
 #[tokio::test]
@@ -78,7 +121,7 @@ async fn nobody_there_and_nobody_who_answers_are_out_of_reach() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_rights_nobody_storms_the_server() {
     let _ = Zookeeper::as_least();
-    let (backend, network) = Zookeeper::at(format!("zookeeper://{}/least", address())).proxied().await;
+    let (backend, network) = Zookeeper::at(format!("zookeeper://{}/least-rights", address())).proxied().await;
     let simba = Simba::new(backend);
     let contention = simba.contend("denied");
     contention.start().unwrap();

@@ -6,7 +6,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::lease;
+use common::raw::{self, Raw};
+use simba_core::{Backend as _, Claim, ContenderId, Holding, Prior};
 use simba_core::{Clock, Contention, Lease, Moment, MutexName, Simba, SystemClock, Tenure};
 use simba_servers::{Ensemble, EnsemblePlan};
 use simba_tck::{FaultProxy, rounds};
@@ -119,6 +120,11 @@ async fn the_leader_of_the_ensemble_is_killed_while_a_mutex_is_waited_for() {
     }
 }
 
+/// A lease that ends within a test, and survives a machine that stands still for a second.
+fn short() -> Lease {
+    Lease::new(Duration::from_millis(2_700), Duration::from_millis(1_800)).unwrap()
+}
+
 /// The first of three servers, whose ways to the others can be cut.
 struct CutOff {
     ensemble: Ensemble,
@@ -165,11 +171,11 @@ async fn row_73_a_holder_at_a_follower_without_a_quorum_loses_before_another_lea
     for _ in 0..rounds() {
         let (one, two) = (simba(&cut_off.url(&[0])).await, simba(&cut_off.url(&[1, 2])).await);
         let mutex = name();
-        let holder = contend(&one, &mutex, lease());
+        let holder = contend(&one, &mutex, short());
         let tenure = leads(&holder).await;
-        let heir = contend(&two, &mutex, lease());
+        let heir = contend(&two, &mutex, short());
         sees(&heir, &tenure).await;
-        sleep(lease().ttl().mul_f64(fastrand::f64())).await;
+        sleep(short().ttl().mul_f64(fastrand::f64())).await;
         cut_off.cut();
         let lost = async {
             tenure.lost().await;
@@ -210,4 +216,120 @@ async fn a_client_of_three_servers_outlives_any_one_of_them() {
         timeout(PATIENCE, holder.stop()).await.expect("broken: a contention stops").unwrap();
         ensemble = restart(ensemble, at).await;
     }
+}
+
+/// A holder's session goes to a server that grants less, and the holder is cut off right after.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reconnect_that_grants_a_shorter_session_shortens_the_tenure() {
+    const SHORT: Duration = Duration::from_secs(8);
+    let plan = EnsemblePlan::new(3).unwrap();
+    let plan = plan.with_setting(1, format!("maxSessionTimeout={}", SHORT.as_millis()));
+    let ensemble = spawn_blocking(|| plan.start().unwrap()).await.unwrap();
+    let (generous, strict) = (
+        FaultProxy::start(ensemble.server(0).address()).await.unwrap(),
+        FaultProxy::start(ensemble.server(1).address()).await.unwrap(),
+    );
+    strict.refuse();
+    let one = simba(&format!("zookeeper://{},{}", generous.address(), strict.address())).await;
+    let two = simba(&ensemble.server(2).url()).await;
+    let mutex = name();
+    // No renewal is due within the test.
+    let lease = Lease::new(Duration::from_secs(70), Duration::from_secs(40)).unwrap();
+    let holder = contend(&one, &mutex, lease);
+    let tenure = leads(&holder).await;
+    let heir = contend(&two, &mutex, patient());
+    sees(&heir, &tenure).await;
+    let probe = simba(&ensemble.url()).await.operate().unwrap().probe().await.unwrap();
+    let warned =
+        probe.findings.iter().any(|finding| finding.problem.contains("a reconnect can shorten a lease"));
+    assert!(warned, "broken: different bounds are reported: {probe:?}");
+    let before = tenure.deadline();
+    assert!(before - SystemClock.now() > PATIENCE, "a long session is granted first");
+    strict.pass();
+    generous.refuse();
+    generous.cut();
+    let shortened = async {
+        while tenure.deadline() == before {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(SHORT, shortened).await.expect("broken: a holder hears that its session is shorter now");
+    // The first server may report the session to the leader once more, for the longer time.
+    sleep(Duration::from_secs(2)).await;
+    strict.stall();
+    let next = leads(&heir).await;
+    assert!(!tenure.is_held(), "broken: two hold");
+    assert!(next.token() > tenure.token(), "broken: tokens grow");
+}
+
+/// The server that has forwarded a creation goes away before it answers, and the next one hears of the creation late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_creation_that_is_committed_after_a_reconnect_leaves_no_node() {
+    const LATE: Duration = Duration::from_secs(1);
+    let mut plan = EnsemblePlan::new(3).unwrap();
+    let mut ways = Vec::new();
+    for follower in [0, 1] {
+        let way = FaultProxy::start(plan.quorum_address(2)).await.unwrap();
+        plan = plan.with_detour(follower, 2, way.address());
+        ways.push(way);
+    }
+    // No server gives up another one that is late.
+    let plan = (0..3).fold(plan, |plan, server| plan.with_setting(server, "syncLimit=50"));
+    let mut ensemble = spawn_blocking(|| plan.start().unwrap()).await.unwrap();
+    while ensemble.leader().unwrap() != 2 {
+        let at = ensemble.leader().unwrap();
+        ensemble = restart(ensemble, at).await;
+    }
+    // After an election the followers take a moment to serve again.
+    let followers = [0, 1].map(|at| ensemble.server(at).address());
+    spawn_blocking(move || {
+        while !followers.iter().all(|at| raw::four_letters(*at, "srvr").contains("Mode: follower")) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    })
+    .await
+    .unwrap();
+    let (first, second) = (
+        FaultProxy::start(ensemble.server(0).address()).await.unwrap(),
+        FaultProxy::start(ensemble.server(1).address()).await.unwrap(),
+    );
+    second.refuse();
+    let url = format!("zookeeper://{},{}", first.address(), second.address());
+    let config = ZookeeperConfig::from_url(&url.parse().unwrap()).unwrap();
+    let backend = ZookeeperBackend::connect(config).await.unwrap();
+    // The session outlives the test.
+    let lease = Lease::new(Duration::from_secs(70), Duration::from_secs(40)).unwrap();
+    let mutex = name();
+    let path = format!("/simba/{mutex}");
+    let claim = || Claim::new(mutex.clone(), ContenderId::generate(), lease);
+    let mut session = backend.open(claim()).await.unwrap();
+    session.contend(Prior::Nothing).await.unwrap();
+    session.release(Holding::Unknown).await.unwrap();
+    let mut session = backend.open(claim()).await.unwrap();
+    let leader = ensemble.server(2).address();
+    let mut by_hand = spawn_blocking(move || Raw::connect(leader)).await.unwrap();
+    // The first server forwards and hears nothing. The leader needs the second one to commit, three delays long.
+    ways[0].stall_replies();
+    ways[1].delay(LATE, Duration::ZERO);
+    let _ = timeout(LATE / 5, session.contend(Prior::Nothing)).await;
+    drop(session);
+    second.pass();
+    first.refuse();
+    first.cut();
+    let seen_and_gone = spawn_blocking(move || {
+        let mut poll = |wanted: bool| {
+            let asked = SystemClock.now();
+            while by_hand.children(&path).is_empty() == wanted {
+                assert!(
+                    SystemClock.now() - asked < PATIENCE,
+                    "broken: the node is {}",
+                    if wanted { "not created" } else { "left behind" }
+                );
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        poll(true);
+        poll(false);
+    });
+    seen_and_gone.await.unwrap();
 }

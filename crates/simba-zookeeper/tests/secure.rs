@@ -87,6 +87,9 @@ async fn the_kit_runs_with_sasl() {
     let address = server.address();
     let url = format!("zookeeper://tck:{SASL_PASSWORD}@{address}?auth=sasl&acl=creator");
     run_sample(&Zookeeper::at(url)).await;
+    let error = connect(&format!("zookeeper://{address}")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    assert!(error.to_string().contains("requires a login"), "no cure: {error}");
     for wrong in ["tck:wrong", "nobody:wrong"] {
         let error = connect(&format!("zookeeper://{wrong}@{address}?auth=sasl")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
@@ -109,11 +112,11 @@ async fn row_65_who_has_no_rights_is_denied() {
     let _ = Zookeeper::as_least();
     let url = shared("SIMBA_TCK_ZOOKEEPER");
     let address = url.strip_prefix("zookeeper://").unwrap();
-    let owner = format!("zookeeper://tck:tck-password@{address}/least?acl=creator");
+    let owner = format!("zookeeper://tck:tck-password@{address}/least-rights?acl=creator");
     let owner = Simba::new(connect(&owner).await.unwrap());
     let _held = owner.locker("allowed").lock().await.unwrap();
     for login in ["", "tck:wrong@", "other:tck-password@"] {
-        let simba = Simba::new(connect(&format!("zookeeper://{login}{address}/least")).await.unwrap());
+        let simba = Simba::new(connect(&format!("zookeeper://{login}{address}/least-rights")).await.unwrap());
         let error = simba.locker("denied").lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
         assert!(error.to_string().contains("check the credentials"), "no cure: {error}");
@@ -164,7 +167,7 @@ async fn row_64_no_text_shows_the_password() {
     for url in [
         format!("zookeeper://tck:{SASL_PASSWORD}@{}?auth=sasl", sasl.address()),
         format!("zookeeper://wrong:{SASL_PASSWORD}@{}?auth=sasl", sasl.address()),
-        format!("zookeeper://wrong:{SASL_PASSWORD}@{plain}/least"),
+        format!("zookeeper://wrong:{SASL_PASSWORD}@{plain}/least-rights"),
         format!("zookeeper://wrong:{SASL_PASSWORD}@{plain}/no/such"),
         format!("zookeeper://wrong:{SASL_PASSWORD}@127.0.0.1:1"),
         format!("zookeepers://wrong:{SASL_PASSWORD}@{plain}"),
@@ -194,10 +197,10 @@ async fn what_a_creator_makes_is_closed_to_others() {
     let _ = Zookeeper::as_least();
     let url = shared("SIMBA_TCK_ZOOKEEPER");
     let address = url.strip_prefix("zookeeper://").unwrap().to_owned();
-    let owner = format!("zookeeper://tck:tck-password@{address}/least?acl=creator");
+    let owner = format!("zookeeper://tck:tck-password@{address}/least-rights?acl=creator");
     let simba = Simba::new(connect(&owner).await.unwrap());
     let guard = simba.locker("closed").lock().await.unwrap();
-    let path = "/least/simba/closed";
+    let path = "/least-rights/simba/closed";
     let seen = tokio::task::spawn_blocking(move || Raw::connect(&*address).children(path)).await.unwrap();
     assert!(seen.is_empty(), "nobody else can look");
     guard.release().await.unwrap();

@@ -91,7 +91,7 @@ impl Session for TableSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
         let claim = &self.claim;
         Ok(self.table.with_row(&claim.mutex, |row, now| {
-            // With nothing before, our own id in the table is a stranger's.
+            // With nothing before, a hold under our own id is not this session's.
             let ours = prior != Prior::Nothing && row.is_owned_by(&claim.contender);
             let takes = (ours || row.owner.is_none()) && claim.intent != Intent::Observe;
             if takes {

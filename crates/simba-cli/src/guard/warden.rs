@@ -10,11 +10,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, wait};
 use simba_mutex::SystemClock;
 use simba_mutex::clock::within;
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
@@ -95,9 +95,20 @@ impl Warden {
         }
     }
 
-    /// Tells the guard something. A guard that is gone is noticed by its silence.
-    pub(crate) async fn order(&mut self, order: Order) {
-        let _ = self.orders.write_all(order.to_line().as_bytes()).await;
+    /// Sends an order without waiting. Returns false if it cannot be sent: the guard has stopped reading, and the
+    /// socket is full. A guard that is gone is noticed by the end of its reports.
+    #[must_use]
+    pub(crate) fn order(&self, order: Order) -> bool {
+        let line = order.to_line();
+        // Asks the kernel and not tokio, whose `try_write` refuses until the runtime has polled the socket once.
+        let socket = self.orders.as_ref();
+        loop {
+            match send(socket, line.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(sent) => return sent == line.len(),
+                Err(Errno::INTR) => {}
+                Err(error) => return matches!(error, Errno::PIPE | Errno::CONNRESET),
+            }
+        }
     }
 
     /// Waits until a guard that has said its last word is gone, and keeps no file open any more.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use nix::sys::signal::SigSet;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, set_child_subreaper, wait,
 };
@@ -61,8 +61,8 @@ struct Watch {
     kill: Moment,
     /// The command was told to end since its time was up.
     overdue: bool,
-    /// Nothing runs any more.
-    felled: bool,
+    /// How the command ended.
+    outcome: Option<Report>,
     /// Who gets the terminal back.
     back_to: Option<Pid>,
 }
@@ -102,7 +102,7 @@ impl Watch {
         let back_to = foreground.to_str().and_then(|group| Pid::from_raw(group.parse().ok()?));
         let deaths = Deaths::watch()?;
         let watch =
-            Self { line, heard, timer, deaths, command, end, kill, overdue: false, felled: false, back_to };
+            Self { line, heard, timer, deaths, command, end, kill, overdue: false, outcome: None, back_to };
         watch.wind()?;
         Ok(Some(watch))
     }
@@ -116,9 +116,12 @@ impl Watch {
             // `simba` may be killed or stopped, and who waits for it wants to read.
             Terminal::find().give_back(self.command, group);
         }
-        // It may have ended of itself in the last moment; who asks is told how. That we stopped it is no news.
-        self.felled = true;
-        self.tell_deaths();
+        // It may have ended by itself in the last moment. A stop is our own by now, and not reported.
+        self.read_deaths(|_| {});
+        // Only now: these may wait for a `simba` that is stopped, and nothing is left that would run meanwhile.
+        if let Some(outcome) = self.outcome {
+            report(&self.line, outcome);
+        }
         let clean = Report::Clean { overdue: self.overdue };
         report(&self.line, if felled { clean } else { Report::Unclean });
         Ok(())
@@ -129,7 +132,7 @@ impl Watch {
         if timer && let Next::Over = self.look_at_the_clock()? {
             return Ok(Next::Over);
         }
-        if deaths && self.tell_deaths() {
+        if deaths && self.read_deaths(report_stop) {
             return Ok(Next::Over);
         }
         if line { self.hear() } else { Ok(Next::On) }
@@ -230,24 +233,20 @@ impl Watch {
 
     // ===== the command =====
 
-    /// Tells how the command stands; whether it has ended.
-    fn tell_deaths(&self) -> bool {
-        let mut ended = false;
+    /// Reads how the command stands; returns whether it has ended. Calls `stopped` if it stands still.
+    fn read_deaths(&mut self, stopped: fn(&UnixStream)) -> bool {
         for (pid, status) in self.deaths.take() {
             // The others are what it left behind, and only had to be reaped.
             if pid != self.command {
                 continue;
             }
             match report_of(status) {
-                Some(Report::Stopped) if self.felled => {}
-                Some(said) => {
-                    ended |= said != Report::Stopped;
-                    report(&self.line, said);
-                }
+                Some(Report::Stopped) => stopped(&self.line),
+                Some(outcome) => self.outcome = Some(outcome),
                 None => {}
             }
         }
-        ended
+        self.outcome.is_some()
     }
 }
 
@@ -268,6 +267,12 @@ fn start(foreground: &OsString, command: &[OsString], input: OwnedFd) -> io::Res
 /// A `simba` that is gone is noticed where orders are heard.
 fn report(mut line: &UnixStream, report: Report) {
     let _ = line.write_all(report.to_line().as_bytes());
+}
+
+/// Reports that the command stands still, if there is room: a `simba` that does not read, and a command that
+/// stops again and again, must not keep the guard from its work.
+fn report_stop(line: &UnixStream) {
+    let _ = send(line, Report::Stopped.to_line().as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
 fn report_of(status: WaitStatus) -> Option<Report> {

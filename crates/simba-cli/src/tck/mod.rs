@@ -2,10 +2,12 @@
 
 mod store;
 
+use std::fmt;
 use std::panic;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde_json::json;
 use simba_mutex::ConnectUrl;
 use simba_tck::{CASE_LIMIT, Case, cases};
 use tokio::runtime::Builder;
@@ -19,7 +21,7 @@ use store::Store;
 /// How many cases run at once: most of them wait for a lease to end.
 const AT_ONCE: usize = 8;
 
-/// Runs every case whose name has `filter` in it, and tells how each went.
+/// Runs every case whose name has `filter` in it, and tells how each came out.
 pub(crate) fn tck(url: &ConnectUrl, args: &TckArgs) -> Outcome {
     // The cases are made for a runtime with more than one thread.
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -32,55 +34,117 @@ pub(crate) fn tck(url: &ConnectUrl, args: &TckArgs) -> Outcome {
     }
     // One connection first, so that a store out of reach is one error and not a hundred.
     let store = runtime.block_on(Store::find(url))?;
-    let (total, failed) = (wanted.len(), runtime.block_on(run_all(&store, wanted)));
+    let results = runtime.block_on(run_all(&store, wanted, !args.format.json));
     runtime.shutdown_background();
-    print(&format!("{} of {total} kept\n", total - failed))?;
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(code::NOT_ACQUIRED) })
+    print(&if args.format.json { in_json(&results) } else { format!("{}\n", Counts::of(&results)) })?;
+    Ok(ExitCode::from(if Counts::of(&results).broken == 0 { 0 } else { code::NOT_ACQUIRED }))
+}
+
+/// How a case came out.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Kept,
+    /// Nothing was checked, for this reason.
+    Skipped(&'static str),
+    /// With what the case said.
+    Broken(String),
+}
+
+impl Verdict {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Kept => "kept",
+            Self::Skipped(_) => "skipped",
+            Self::Broken(_) => "broken",
+        }
+    }
+
+    fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Kept => None,
+            Self::Skipped(reason) => Some(reason),
+            Self::Broken(complaint) => Some(complaint),
+        }
+    }
+}
+
+/// How many cases came out how.
+struct Counts {
+    total: usize,
+    kept: usize,
+    skipped: usize,
+    broken: usize,
+}
+
+impl Counts {
+    fn of(results: &[(Case, Verdict)]) -> Self {
+        let count = |word| results.iter().filter(|(_, verdict)| verdict.word() == word).count();
+        Self { total: results.len(), kept: count("kept"), skipped: count("skipped"), broken: count("broken") }
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { total, kept, skipped, broken } = self;
+        write!(f, "{kept} of {total} kept, {skipped} skipped, {broken} broken")
+    }
+}
+
+fn in_json(results: &[(Case, Verdict)]) -> String {
+    let Counts { kept, skipped, broken, .. } = Counts::of(results);
+    let case = |(case, verdict): &(Case, Verdict)| json!({ "case": title(case), "outcome": verdict.word(), "reason": verdict.reason() });
+    let cases: Vec<_> = results.iter().map(case).collect();
+    format!("{:#}\n", json!({ "kept": kept, "skipped": skipped, "broken": broken, "cases": cases }))
 }
 
 fn title(case: &Case) -> String {
     format!("{}::{}", case.group, case.name)
 }
 
-/// Runs them some at a time; how many failed.
-async fn run_all(store: &Store, wanted: Vec<Case>) -> usize {
+/// Runs them some at a time, and shows each as it ends if wanted.
+async fn run_all(store: &Store, wanted: Vec<Case>, shown: bool) -> Vec<(Case, Verdict)> {
     let said = hush();
-    let (mut running, mut waiting, mut failed) = (JoinSet::new(), wanted.into_iter(), 0);
+    let (mut running, mut waiting, mut results) = (JoinSet::new(), wanted.into_iter(), Vec::new());
     loop {
         while running.len() < AT_ONCE
             && let Some(case) = waiting.next()
         {
-            running.spawn(one(case, store.clone()));
+            let (store, said) = (store.clone(), Arc::clone(&said));
+            running.spawn(async move { (case, check(case, store, &said).await) });
         }
-        let Some(ended) = running.join_next().await else { return failed };
-        match ended {
-            Ok((case, Ok(()))) => tell(&case, "kept", None),
-            Ok((case, Err(()))) => {
-                failed += 1;
-                let complaint = said.lock().unwrap_or_else(PoisonError::into_inner).pop();
-                tell(&case, "BROKEN", complaint.as_deref());
-            }
-            // A task of ours neither panics nor is cancelled.
-            Err(_) => failed += 1,
+        let Some(ended) = running.join_next().await else { return results };
+        // A task of ours neither panics nor is cancelled.
+        let Ok((case, verdict)) = ended else { continue };
+        if shown {
+            show(&case, &verdict);
         }
+        results.push((case, verdict));
     }
 }
 
-async fn one(case: Case, store: Store) -> (Case, Result<(), ()>) {
+async fn check(case: Case, store: Store, said: &Mutex<Vec<String>>) -> Verdict {
     let checked = tokio::spawn(async move { tokio::time::timeout(CASE_LIMIT, case.run(&store)).await });
-    let kept = matches!(checked.await, Ok(Ok(())));
-    (case, if kept { Ok(()) } else { Err(()) })
+    match checked.await {
+        Ok(Ok(simba_tck::Outcome::Skipped(reason))) => Verdict::Skipped(reason),
+        Ok(Ok(_)) => Verdict::Kept,
+        Ok(Err(_)) => Verdict::Broken(format!("it does not end within {} s", CASE_LIMIT.as_secs())),
+        Err(_) => {
+            let complaint = said.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            Verdict::Broken(complaint.unwrap_or_else(|| "it panicked".into()))
+        }
+    }
 }
 
-fn tell(case: &Case, verdict: &str, complaint: Option<&str>) {
+fn show(case: &Case, verdict: &Verdict) {
     let paint = Paint::for_stdout();
-    let verdict =
-        if complaint.is_none() && verdict == "kept" { paint.green(verdict) } else { paint.red(verdict) };
+    let title = title(case);
+    let text = match verdict {
+        Verdict::Kept => format!("{}  {title}\n", paint.green("kept")),
+        Verdict::Skipped(reason) => format!("{}  {title}: {reason}\n", paint.yellow("skipped")),
+        Verdict::Broken(complaint) => format!("{}  {title}\n        {complaint}\n", paint.red("BROKEN")),
+    };
     // Nobody may read along: the exit code tells too.
-    let _ = print(&format!("{verdict}  {}\n", title(case)));
-    if let Some(complaint) = complaint {
-        let _ = print(&format!("        {complaint}\n"));
-    }
+    let _ = print(&text);
 }
 
 /// Keeps what broken promises say, instead of printing it in between.

@@ -70,9 +70,7 @@ impl Fixture for Store {
     fn profile(&self) -> Profile {
         match self.url.scheme() {
             "mysql" | "mariadb" => Profile::default().with_fifo(false).with_token_visible_to_observers(false),
-            "zookeeper" | "zookeepers" | "etcd" | "etcds" => {
-                Profile::default().with_keeps_token_on_resume(true)
-            }
+            "etcd" | "etcds" => Profile::default().with_keeps_token_on_resume(true),
             _ => Profile::default(),
         }
     }

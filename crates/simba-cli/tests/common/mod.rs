@@ -21,7 +21,7 @@ use tempfile::TempDir;
 /// How long anything may take that is not waited for on purpose.
 pub const SOON: Duration = Duration::from_secs(30);
 /// The variable by which all processes below a `simba` are found.
-const TAG: &str = "SIMBA_TEST_TAG";
+const TAG: &str = "TEST_TAG";
 
 /// A store and a home, for one test.
 #[derive(Debug)]
@@ -206,7 +206,8 @@ impl Running {
     }
 }
 
-fn is_guard(pid: i32) -> bool {
+/// Whether a process is a guard that has begun its work.
+pub fn is_guard(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "simba-guard")
 }
 

@@ -8,10 +8,18 @@ use crate::error::{Error, Result};
 use crate::tenure::Tenure;
 use crate::types::{ContenderId, Lease, MutexOwner, MutexState};
 
-/// Is told when it gains and when it loses the mutex; may block. See [`crate::Contender`].
+/// Is notified when it gains the mutex, when it should stop, and when it has lost the mutex; may block. See
+/// [`crate::Contender`].
 pub trait Contender: Send + 'static {
     /// The mutex was gained.
     fn on_acquired(&mut self, tenure: &Tenure, state: &MutexState);
+
+    /// Stops the work, which the mutex may soon not cover any more. Called right after `on_acquired` if that
+    /// returns later: watch [`Tenure::is_expiring`] there. Does nothing by default. See
+    /// [`crate::Contender::on_expiring`].
+    fn on_expiring(&mut self, tenure: &Tenure) {
+        let _ = tenure;
+    }
 
     /// The tenure is over, or its end is announced and the work under it has ended: stop what else depends on
     /// it before returning.
@@ -42,9 +50,9 @@ impl Contention {
         Self { inner: self.inner.with_lease(lease), ..self }
     }
 
-    /// Contends under this id. See [`crate::Contention::with_id`].
-    pub fn with_id(self, id: ContenderId) -> Self {
-        Self { inner: self.inner.with_id(id), ..self }
+    /// Begins the contender's ids with this label. See [`crate::Locker::with_label`].
+    pub fn with_label(self, label: impl AsRef<str>) -> Self {
+        Self { inner: self.inner.with_label(label), ..self }
     }
 
     /// Waits this long after a start before it first contends.
@@ -108,6 +116,18 @@ impl Contention {
         self.inner.owner()
     }
 
+    /// Returns the label of its ids, if it has one.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.inner.label()
+    }
+
+    /// Returns the id that it contends under. See [`crate::Contention::id`].
+    #[must_use]
+    pub fn id(&self) -> Option<ContenderId> {
+        self.inner.id()
+    }
+
     /// What went wrong in the last call to the store; `None` once one succeeds.
     #[must_use]
     pub fn last_error(&self) -> Option<Error> {
@@ -132,6 +152,11 @@ impl<C: Contender> crate::Contender for OnThread<C> {
     async fn on_acquired(&mut self, tenure: &Tenure, state: &MutexState) {
         let (tenure, state) = (tenure.clone(), state.clone());
         self.call(move |contender| contender.on_acquired(&tenure, &state)).await;
+    }
+
+    async fn on_expiring(&mut self, tenure: &Tenure) {
+        let tenure = tenure.clone();
+        self.call(move |contender| contender.on_expiring(&tenure)).await;
     }
 
     async fn on_released(&mut self, tenure: &Tenure, state: &MutexState) {

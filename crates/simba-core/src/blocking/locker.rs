@@ -25,10 +25,10 @@ impl Locker {
         Self { inner: self.inner.with_lease(lease), ..self }
     }
 
-    /// Contends under this id. See [`crate::Locker::with_id`].
+    /// Begins the contender's ids with this label. See [`crate::Locker::with_label`].
     #[must_use]
-    pub fn with_id(self, id: ContenderId) -> Self {
-        Self { inner: self.inner.with_id(id), ..self }
+    pub fn with_label(self, label: impl AsRef<str>) -> Self {
+        Self { inner: self.inner.with_label(label), ..self }
     }
 
     /// Gives the mutex up after `max_hold` at the latest.
@@ -76,6 +76,12 @@ impl Locker {
         wait(self.inner.lock_timeout(timeout)).map(|guard| self.guard(guard))
     }
 
+    /// Returns the label of its ids, if it has one.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.inner.label()
+    }
+
     /// Who held the mutex when this locker last looked.
     #[must_use]
     pub fn last_holder(&self) -> MutexOwner {
@@ -105,6 +111,12 @@ impl Guard {
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.inner.token()
+    }
+
+    /// Returns the id that the mutex is held under.
+    #[must_use]
+    pub fn contender(&self) -> &ContenderId {
+        self.inner.contender()
     }
 
     /// Whether the mutex is held at this moment. Reads the clock.

@@ -6,7 +6,7 @@ use super::wait;
 use crate::error::Result;
 use crate::scheduler::{Progress, Schedule};
 use crate::tenure::Tenure;
-use crate::types::{ContenderId, Lease};
+use crate::types::Lease;
 
 /// Runs a job on schedule, wherever its mutex is held. See [`crate::Scheduler`].
 #[derive(Debug)]
@@ -26,9 +26,9 @@ impl Scheduler {
         Self { inner: self.inner.with_lease(lease), ..self }
     }
 
-    /// Contends under this id. See [`crate::Scheduler::with_id`].
-    pub fn with_id(self, id: ContenderId) -> Self {
-        Self { inner: self.inner.with_id(id), ..self }
+    /// Begins the contender's ids with this label. See [`crate::Locker::with_label`].
+    pub fn with_label(self, label: impl AsRef<str>) -> Self {
+        Self { inner: self.inner.with_label(label), ..self }
     }
 
     /// Starts contending, and runs `job` on `schedule` while leading, on a thread where it may block.

@@ -35,7 +35,7 @@ impl Clock for SystemClock {
 
     fn sleep_until(&self, at: Moment) -> Sleep {
         static TIMER: OnceLock<&'static Timer> = OnceLock::new();
-        Box::pin(TIMER.get_or_init(Timer::start).sleep_until(at))
+        Box::pin(TIMER.get_or_init(Timer::new).sleep_until(at))
     }
 
     fn sleep_until_about(&self, at: Moment) -> Sleep {

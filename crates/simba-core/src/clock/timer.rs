@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
@@ -17,6 +19,12 @@ use super::system::now;
 pub(super) struct Timer {
     entries: Mutex<Entries>,
     alarm: Alarm,
+    /// Starts the thread that serves the timers.
+    spawn: fn(&'static Self) -> io::Result<()>,
+    /// The thread runs.
+    served: AtomicBool,
+    /// Held while the thread is started. Whether the system has refused one before.
+    starting: Mutex<bool>,
 }
 
 #[derive(Debug)]
@@ -34,15 +42,44 @@ struct Entries {
 const GAP: Duration = Duration::from_millis(1);
 
 impl Timer {
-    /// Starts the thread that serves all timers for the life of the process.
-    pub(super) fn start() -> &'static Self {
-        let timer: &'static Self =
-            Box::leak(Box::new(Self { entries: Mutex::new(Entries::new()), alarm: Alarm::new() }));
-        thread::Builder::new()
-            .name("simba-timer".into())
-            .spawn(move || timer.serve())
-            .expect("the operating system starts one thread");
-        timer
+    /// Makes the timers of the process. The first sleep starts the thread that serves them.
+    pub(super) fn new() -> &'static Self {
+        Self::with_thread(|timer| {
+            thread::Builder::new().name("simba-timer".into()).spawn(move || timer.serve()).map(drop)
+        })
+    }
+
+    fn with_thread(spawn: fn(&'static Self) -> io::Result<()>) -> &'static Self {
+        Box::leak(Box::new(Self {
+            entries: Mutex::new(Entries::new()),
+            alarm: Alarm::new(),
+            spawn,
+            served: AtomicBool::new(false),
+            starting: Mutex::new(false),
+        }))
+    }
+
+    /// Starts the thread unless it runs. A process at its limit of threads gets none: then the sleeper with this
+    /// waker is polled again at once, and tries again each time, so that its deadline is met all the same.
+    fn ensure_served(&'static self, sleeper: &Waker) {
+        if self.served.load(Ordering::Acquire) {
+            return;
+        }
+        let mut refused = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.served.load(Ordering::Acquire) {
+            match (self.spawn)(self) {
+                Ok(()) => self.served.store(true, Ordering::Release),
+                Err(error) => {
+                    let first = !std::mem::replace(&mut *refused, true);
+                    drop(refused);
+                    if first {
+                        let effect = "sleepers are polled without a pause until it does";
+                        tracing::error!(%error, effect, "the system starts no timer thread");
+                    }
+                    sleeper.wake_by_ref();
+                }
+            }
+        }
     }
 
     fn serve(&self) {
@@ -119,6 +156,7 @@ impl Future for TimerSleep {
         if now() >= self.at {
             return Poll::Ready(());
         }
+        self.timer.ensure_served(context.waker());
         let Some(id) = self.entry else {
             self.entry = Some(self.timer.insert(self.at, context.waker().clone()));
             return Poll::Pending;
@@ -142,5 +180,42 @@ impl Drop for TimerSleep {
         // The waker is dropped outside the lock, as in `poll`.
         let waker = self.entry.and_then(|id| self.timer.entries().wakers.remove(&(self.at, id)));
         drop(waker);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+    use crate::park;
+
+    /// Refuses the first hundred threads.
+    fn limited(timer: &'static Timer) -> io::Result<()> {
+        static REFUSED: AtomicUsize = AtomicUsize::new(0);
+        if REFUSED.fetch_add(1, Ordering::Relaxed) < 100 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        thread::Builder::new().spawn(move || timer.serve()).map(drop)
+    }
+
+    #[test]
+    fn sleeps_end_at_their_moment_while_the_system_starts_no_thread() {
+        let never = Timer::with_thread(|_| Err(io::ErrorKind::WouldBlock.into()));
+        let at = now() + Duration::from_millis(30);
+        park::block_on(never.sleep_until(at));
+        assert!(now() >= at);
+        assert!(!never.served.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn the_thread_is_started_once_the_system_allows_it() {
+        let timer = Timer::with_thread(limited);
+        for _ in 0..3 {
+            let at = now() + Duration::from_millis(300);
+            park::block_on(timer.sleep_until(at));
+            assert!(now() >= at);
+        }
+        assert!(timer.served.load(Ordering::Acquire));
     }
 }

@@ -16,7 +16,7 @@ use crate::seeded::{self, Bug};
 use crate::simba::Core;
 use crate::telemetry;
 use crate::tenure::{Loss, Tenure, Terms};
-use crate::types::{ContenderId, Lease, MutexName, MutexOwner};
+use crate::types::{ContenderId, FencingToken, Label, Lease, MutexName, MutexOwner};
 
 /// How long before a holder is told to stop a renewal has time.
 const UNHURRIED: Duration = Duration::from_secs(1);
@@ -36,8 +36,8 @@ pub(crate) enum Mode {
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) mutex: MutexName,
-    /// The caller's own choice; else every session gets a fresh id.
-    pub(crate) id: Option<ContenderId>,
+    /// Begins every id of the driver.
+    pub(crate) label: Option<Label>,
     pub(crate) lease: Lease,
     pub(crate) mode: Mode,
     pub(crate) initial_delay: Duration,
@@ -49,8 +49,7 @@ pub(crate) struct Order {
 pub(crate) struct Driver {
     core: Arc<Core>,
     mutex: MutexName,
-    /// Every session gets a fresh id: the caller chose none.
-    fresh_ids: bool,
+    label: Option<Label>,
     mode: Mode,
     min_hold: Duration,
     link: Link,
@@ -68,6 +67,8 @@ pub(crate) struct Driver {
 enum Flow {
     On,
     Finished,
+    /// The store gave the mutex under the token of an earlier tenure.
+    GiveBack(FencingToken),
 }
 
 /// A driver that has made its first call.
@@ -123,7 +124,7 @@ impl Driver {
         let mut driver = Self::new(Arc::clone(core), order, link.clone());
         let begins = Box::pin(async move {
             driver.follow(before).await;
-            // Whoever gave up before the first call makes none.
+            // A lock that was given up before its first call makes none.
             let over = driver.link.is_stopped() || driver.core.closing.has_begun();
             let first = if over { Ok(Flow::On) } else { driver.attempt().await };
             Begun { driver, first }
@@ -131,28 +132,30 @@ impl Driver {
         Ok(Some(Ride::new(Arc::clone(core), Rider::new(begins, runtime, core.token()))))
     }
 
-    /// Waits until the driver behind `before` has left the store.
+    /// Waits until the driver behind `before` has left the store, for as long as a call may take. A lock right
+    /// after a release then finds the mutex free. If `before` is not done by then, or keeps the mutex for its
+    /// shortest hold, the store answers who holds it.
     async fn follow(&mut self, before: Option<Link>) {
-        if let Some(before) = before {
-            // What it could not free is under our own id in the store, if that was chosen by the caller.
-            if before.done().await.is_err_and(|error| error.kind() != ErrorKind::Config) {
-                self.machine.inherit();
-            }
+        let Some(before) = before else { return };
+        let clock = &*self.core.clock;
+        let now = clock.now();
+        if before.tenure().and_then(|tenure| self.shortest_hold(&tenure)).is_none_or(|end| end <= now) {
+            by(clock, now + self.machine.pacing().call_limit(None), before.done()).await;
         }
     }
 
     fn new(core: Arc<Core>, order: Order, link: Link) -> Self {
         // The rest of the order is the machine's, once.
-        let Order { mutex, id, lease, mode, initial_delay, max_hold, min_hold } = order;
+        let Order { mutex, label, lease, mode, initial_delay, max_hold, min_hold } = order;
+        core.uses(&lease);
         let start = core.clock.now() + initial_delay;
-        let fresh_ids = id.is_none();
-        let machine = Machine::new(id.unwrap_or_else(ContenderId::generate), lease, max_hold, start);
+        let machine = Machine::new(new_id(label.as_ref()), lease, max_hold, start);
         link.call(machine.me());
         let random = fastrand::Rng::with_seed(core.seed());
         Self {
             core,
             mutex,
-            fresh_ids,
+            label,
             mode,
             min_hold,
             link,
@@ -173,12 +176,10 @@ impl Driver {
 
     /// Tells the handle at once, then leaves nothing behind at the store.
     fn end(&mut self, outcome: Result<()>) -> impl Future<Output = ()> + Send {
-        // The mutex and the place in the queue may be another's, who has our id.
-        let twin = matches!(&outcome, Err(error) if error.kind() == ErrorKind::Config);
         self.link.conclude(outcome);
         async move {
-            let left = if twin && self.machine.has_nothing() { Ok(()) } else { self.leave().await };
-            // Whoever comes next must not meet what the session still has at the store.
+            let left = self.leave().await;
+            // The next driver of this handle must not meet what the session still has at the store.
             self.session = None;
             self.link.finish(left);
         }
@@ -236,9 +237,14 @@ impl Driver {
         if !seeded::on(Bug::Resurrect) {
             self.lose_expired(now)?;
         }
-        match answer {
+        let flow = match answer {
             Ok(answer) => self.answered(sent, prior, now, &answer),
             Err(error) => self.failed(began, error),
+        };
+        match flow {
+            // Boxed: seldom, as above.
+            Ok(Flow::GiveBack(token)) => Box::pin(self.give_back(sent, token)).await,
+            flow => flow,
         }
     }
 
@@ -279,7 +285,7 @@ impl Driver {
             Step::Renewed(grant) => {
                 self.link.saw(owner);
                 self.measure_renewal(sent, now);
-                if !self.tenure.as_ref().is_some_and(|tenure| tenure.extend(grant.deadline)) {
+                if !self.tenure.as_ref().is_some_and(|tenure| tenure.extend(grant.deadline, grant.grace)) {
                     self.machine.forget(now);
                     return self.lose(Loss::Deadline, MutexOwner::none());
                 }
@@ -290,11 +296,11 @@ impl Driver {
                 self.acquire(grant, owner);
             }
             Step::TooLate => return self.failed(sent, too_late()),
-            // A twin that is gone leaves its lease behind; one that lives keeps us out for good.
-            Step::Duplicate => {
-                self.link.saw(owner);
-                self.link.fail(Some(self.duplicate()));
-                return if self.mode == Mode::Forever { Ok(Flow::On) } else { Err(self.duplicate()) };
+            Step::OldToken(token) => {
+                if self.tenure.is_some() {
+                    self.lose(Loss::Vanished, MutexOwner::none())?;
+                }
+                return Ok(Flow::GiveBack(token));
             }
         }
         Ok(Flow::On)
@@ -330,7 +336,7 @@ impl Driver {
             self.machine.due_by(since + patience);
         }
         if let (true, Some(tenure)) = (seeded::on(Bug::FailureRenews), &self.tenure) {
-            tenure.extend(now + self.machine.lease().total());
+            tenure.extend(now + self.machine.lease().total(), self.machine.lease().grace());
         }
         self.link.fail(Some(error));
         Ok(Flow::On)
@@ -343,14 +349,6 @@ impl Driver {
             }
             Answer::Vacant => MutexOwner::none(),
         }
-    }
-
-    fn duplicate(&self) -> Error {
-        let message = "another live contender has the same id: leave the id out, or give each its own";
-        Error::new(ErrorKind::Config, message)
-            .with_backend(self.core.backend.name())
-            .with_mutex(&self.mutex)
-            .with_holder(self.machine.me().clone())
     }
 
     // ===== resting =====
@@ -388,7 +386,7 @@ impl Driver {
         }
     }
 
-    /// Whether a stopped holder keeps the mutex for the rest of the shortest allowed hold.
+    /// Whether a stopped holder keeps the mutex for the rest of the shortest hold.
     fn lingers(&self) -> bool {
         let stopped = self.link.wish() == Wish::Stop && !self.core.closing.has_begun();
         let lingers = stopped && self.linger_end().is_some_and(|end| self.core.clock.now() < end);
@@ -399,8 +397,14 @@ impl Driver {
     }
 
     fn linger_end(&self) -> Option<Moment> {
-        let tenure = self.tenure.as_ref().filter(|_| !self.min_hold.is_zero())?;
-        Some(tenure.acquired_at() + self.min_hold)
+        self.tenure.as_ref().and_then(|tenure| self.shortest_hold(tenure))
+    }
+
+    /// Returns when the shortest hold of `tenure` ends, if there is one: a lock that was cancelled before it had a
+    /// guard keeps nothing.
+    fn shortest_hold(&self, tenure: &Tenure) -> Option<Moment> {
+        let keeps = !self.min_hold.is_zero() && tenure.was_used();
+        keeps.then(|| tenure.acquired_at() + self.min_hold)
     }
 
     // ===== beginning and ending a tenure =====
@@ -454,7 +458,7 @@ impl Driver {
         if !seeded::on(Bug::FreeBeforeWorkEnds) {
             tenure.wound_up().await;
         }
-        let loss = tenure.end_announced();
+        let loss = tenure.end_announced(Loss::Released);
         self.tenure = None;
         let (mutex, contender) = (tenure.mutex(), tenure.contender());
         tracing::debug!(%mutex, %contender, token = tenure.token().get(), %loss, "released");
@@ -473,23 +477,25 @@ impl Driver {
         self.link.steps_down();
         self.close(Loss::SteppedDown).await;
         let released = self.leave().await;
-        let due = self.core.clock.now() + cooldown;
-        match released {
-            // A release that was repeated may arrive once more, late: it must find another id in the store.
-            _ if self.fresh_ids => self.begin_anew(due),
-            Ok(()) => self.machine.released(due),
-            // The store may still have it; the next call takes it anew or finds it expired.
-            Err(error) => {
-                self.machine.forget(due);
-                self.link.fail(Some(error));
-            }
+        self.begin_anew(self.core.clock.now() + cooldown);
+        if let Err(error) = released {
+            self.link.fail(Some(error));
         }
     }
 
-    /// Contends as another, under a fresh id, from `due` on.
+    /// Gives back what the store gave under the token of an earlier tenure, and asks again as a new contender: work
+    /// under that token would not be fenced off from what the earlier tenure left behind.
+    async fn give_back(&mut self, sent: Moment, token: FencingToken) -> Result<Flow> {
+        // Without an answer the lease runs out, and the new contender finds it held until then.
+        let _ = self.leave().await;
+        self.begin_anew(self.core.clock.now());
+        self.failed(sent, old_token(token))
+    }
+
+    /// Contends as another, under a new id and with a new session, from `due` on. A release that was repeated
+    /// may arrive once more, late: it finds another id in the store.
     fn begin_anew(&mut self, due: Moment) {
-        let (lease, max_hold) = (*self.machine.lease(), self.machine.max_hold());
-        self.machine = Machine::new(ContenderId::generate(), lease, max_hold, due);
+        self.machine = self.machine.renamed(new_id(self.label.as_ref()), due);
         self.link.call(self.machine.me());
         self.session = None;
     }
@@ -533,7 +539,9 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         if let Some(tenure) = self.tenure.take() {
-            tenure.end(Loss::Vanished);
+            // A holder that was asked to give the mutex up has not lost it.
+            let stopped = self.link.is_stopped() || self.core.closing.has_begun();
+            tenure.end_announced(if stopped { Loss::Released } else { Loss::Vanished });
         }
         if !self.link.is_done() {
             let error = Error::new(ErrorKind::Closed, "the runtime ended before the contender did");
@@ -565,6 +573,19 @@ fn checked(answer: Answer) -> Result<Answer> {
         }
         _ => Ok(answer),
     }
+}
+
+/// Draws the id of a new session.
+fn new_id(label: Option<&Label>) -> ContenderId {
+    label.map_or_else(ContenderId::generate, ContenderId::labelled)
+}
+
+fn old_token(token: FencingToken) -> Error {
+    let message = format!(
+        "the store gave the mutex under token {token}, which is not greater than that of the last tenure: it was \
+         restored from an older state, or breaks the contract of backends"
+    );
+    Error::new(ErrorKind::Protocol, message)
 }
 
 fn too_late() -> Error {

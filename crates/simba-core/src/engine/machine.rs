@@ -20,6 +20,8 @@ pub(crate) struct Machine {
     /// A call without an answer may still be under way, and may win at any time from now on.
     doubt: bool,
     held: Option<Grant>,
+    /// The token of the last tenure. The next one begins under a greater token only.
+    last: Option<FencingToken>,
     max_hold: Option<Duration>,
     /// The end of the longest allowed hold.
     cap: Option<Moment>,
@@ -49,8 +51,8 @@ pub(crate) enum Step {
     Replaced(Loss, Grant),
     /// Ours, but with too little of the lease left to work under it.
     TooLate,
-    /// Somebody else uses our id.
-    Duplicate,
+    /// Ours, but under a token that does not fence off the last tenure. No tenure begins; one that was is over.
+    OldToken(FencingToken),
 }
 
 impl Machine {
@@ -62,6 +64,7 @@ impl Machine {
             unanswered: false,
             doubt: false,
             held: None,
+            last: None,
             max_hold,
             cap: None,
             due: now,
@@ -77,10 +80,10 @@ impl Machine {
         &self.me
     }
 
-    /// The store may have something under our id from a contender before us.
-    pub(crate) fn inherit(&mut self) {
-        self.doubt = true;
-        self.prior = Prior::Unknown;
+    /// Returns the same contender under a new id, with nothing at the store and no call before `due`. The tokens of
+    /// its tenures go on growing.
+    pub(crate) fn renamed(&self, me: ContenderId, due: Moment) -> Self {
+        Self { last: self.last, failures: self.failures, ..Self::new(me, *self.lease(), self.max_hold, due) }
     }
 
     /// A call goes out: what the session may have, and how long the call may take.
@@ -108,7 +111,7 @@ impl Machine {
         self.unanswered = false;
         match answer {
             Answer::Ours(ours) => self.ours(sent, prior, now, ours, roll),
-            Answer::Held(other) => self.refused(now + self.pacing.wait(other.remaining, roll), prior, other),
+            Answer::Held(other) => self.refused(now + self.pacing.wait(other.remaining, roll), other),
             Answer::Vacant => {
                 let due = now + self.pacing.wait_vacant(self.looks, roll);
                 self.looks = self.looks.saturating_add(1);
@@ -123,38 +126,44 @@ impl Machine {
         let grant = self.pacing.grant(token, sent, ours.remaining, roll);
         let late = now >= grant.deadline.saturating_sub(grant.grace);
         match self.held {
-            // The lease ended here before the answer to its renewal came. What was lost stays lost: ask again,
-            // with a prior that tells.
-            None if prior == Prior::Held => {
-                self.due = now;
-                Step::Keep
-            }
-            None if late => Step::TooLate,
-            None => {
-                self.fruitless = 0;
-                self.cap = self.max_hold.map(|max_hold| sent + max_hold);
-                self.hold(grant);
-                Step::Acquired(grant)
-            }
             Some(held) if held.token == token => {
                 self.hold(grant);
                 Step::Renewed(grant)
             }
-            Some(_) => {
+            // The lease ended here before the answer to its renewal came. What was lost stays lost: ask again,
+            // with a prior that says so.
+            None if prior == Prior::Held => {
+                if self.prior != Prior::Lapsed(token) {
+                    self.prior = Prior::Unknown;
+                }
+                self.due = now;
+                Step::Keep
+            }
+            _ if self.last.is_some_and(|last| token <= last) => {
+                self.held = None;
+                self.prior = Prior::Lapsed(token);
+                Step::OldToken(token)
+            }
+            // The store has more of ours than before the call: a release must free that as well.
+            None if late => {
+                self.prior = Prior::Unknown;
+                Step::TooLate
+            }
+            before => {
+                self.fruitless = 0;
                 self.cap = self.max_hold.map(|max_hold| sent + max_hold);
+                self.last = Some(token);
                 self.hold(grant);
-                Step::Replaced(Loss::Vanished, grant)
+                before.map_or(Step::Acquired(grant), |_| Step::Replaced(Loss::Vanished, grant))
             }
         }
     }
 
-    fn refused(&mut self, due: Moment, prior: Prior, other: &Ownership) -> Step {
+    fn refused(&mut self, due: Moment, other: &Ownership) -> Step {
         self.looks = 0;
-        let twin = other.owner == self.me;
         match self.not_ours(due) {
-            None if twin && prior == Prior::Nothing => Step::Duplicate,
-            // Our own id, but not ours: what a session of ours that is gone left behind.
-            Some(_) if twin => Step::Lost(Loss::Vanished),
+            // What a store session of ours that is gone left behind.
+            Some(_) if other.owner == self.me => Step::Lost(Loss::Vanished),
             Some(_) => Step::Lost(Loss::TakenBy(other.owner.clone())),
             None => Step::Keep,
         }
@@ -216,13 +225,6 @@ impl Machine {
         self.due = now;
     }
 
-    /// The mutex was given back and the store said so. Nothing is tried before `due`.
-    pub(crate) fn released(&mut self, due: Moment) {
-        self.not_ours(due);
-        self.not_before = due;
-        self.looks = 0;
-    }
-
     /// A hint came: look early, but not more often than hints deserve.
     pub(crate) fn hinted(&mut self, now: Moment) {
         if now - self.sent >= self.pacing.hint_gap(u32::MAX) {
@@ -244,12 +246,13 @@ impl Machine {
         self.held.is_some()
     }
 
-    /// What there is to release.
+    /// Returns what there is to release.
     pub(crate) fn holding(&self) -> Holding {
         match (self.held, self.prior) {
-            // A renewal that was not answered changes no token.
+            // A renewal without an answer may have taken a mutex anew that the store had forgotten.
+            _ if self.unanswered => Holding::Unknown,
             (Some(held), _) => Holding::Under(held.token),
-            (None, Prior::Lapsed(token)) if !self.unanswered => Holding::Under(token),
+            (None, Prior::Lapsed(token)) => Holding::Under(token),
             (None, Prior::Nothing) => Holding::Nothing,
             _ => Holding::Unknown,
         }
@@ -364,9 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn our_id_is_a_stranger_s_until_a_call_of_ours_may_have_won() {
-        let twin = Answer::Held(ownership("me", 1));
-        assert_eq!(ask(&mut machine(), 0, 1, &twin), Step::Duplicate);
+    fn a_call_without_an_answer_may_still_win_later() {
         let mut machine = machine();
         machine.send(at(0));
         machine.failed(at(200), true, 0.0);
@@ -375,8 +376,55 @@ mod tests {
     }
 
     #[test]
+    fn our_id_under_a_session_that_is_gone_is_a_loss_and_nobody_else() {
+        let gone = Answer::Held(ownership("me", 1));
+        assert_eq!(ask(&mut machine(), 0, 1, &gone), Step::Keep);
+        assert_eq!(ask(&mut held(1), 400, 410, &gone), Step::Lost(Loss::Vanished));
+    }
+
+    #[test]
+    fn no_tenure_begins_under_the_token_of_the_last_one() {
+        let mut machine = held(7);
+        assert!(machine.expired(at(1_000)));
+        assert_eq!(ask(&mut machine, 1_001, 1_002, &ours(7)), Step::OldToken(FencingToken::new(7)));
+        assert!(!machine.is_holding());
+        assert_eq!(machine.holding(), Holding::Under(FencingToken::new(7)), "it is given back");
+        // Under a new id too.
+        let mut machine = machine.renamed(id("new"), at(1_100));
+        assert_eq!(machine.holding(), Holding::Nothing);
+        assert_eq!(ask(&mut machine, 1_100, 1_101, &ours(6)), Step::OldToken(FencingToken::new(6)));
+        let mut machine = machine.renamed(id("newer"), at(1_200));
+        assert!(matches!(ask(&mut machine, 1_200, 1_201, &ours(8)), Step::Acquired(_)));
+    }
+
+    #[test]
+    fn a_renewal_under_a_smaller_token_ends_the_tenure() {
+        let mut machine = held(7);
+        assert_eq!(ask(&mut machine, 400, 410, &ours(6)), Step::OldToken(FencingToken::new(6)));
+        assert!(!machine.is_holding());
+    }
+
+    #[test]
     fn an_answer_with_too_little_left_is_no_tenure() {
         assert_eq!(ask(&mut machine(), 0, 790, &ours(1)), Step::TooLate);
+    }
+
+    #[test]
+    fn what_was_won_too_late_is_released() {
+        let mut machine = held(7);
+        assert!(machine.expired(at(1_000)));
+        assert_eq!(ask(&mut machine, 1_000, 1_790, &ours(8)), Step::TooLate);
+        assert_eq!(machine.holding(), Holding::Unknown, "and not under 7, which the store has no more");
+        assert!(matches!(ask(&mut machine, 1_800, 1_801, &ours(8)), Step::Acquired(_)), "8 was never used");
+    }
+
+    #[test]
+    fn what_a_renewal_took_anew_after_the_loss_is_released() {
+        let mut machine = held(7);
+        let (prior, _) = machine.send(at(400));
+        assert!(machine.expired(at(1_000)));
+        assert_eq!(machine.observed(at(400), prior, at(1_001), &ours(9), 0.0), Step::Keep);
+        assert_eq!(machine.holding(), Holding::Unknown);
     }
 
     #[test]
@@ -393,8 +441,7 @@ mod tests {
 
     #[test]
     fn no_hint_shortens_a_cooldown() {
-        let mut machine = held(1);
-        machine.released(at(60_000));
+        let mut machine = held(1).renamed(id("new"), at(60_000));
         machine.hinted(at(20));
         assert_eq!(machine.due(), at(60_000));
     }
@@ -402,12 +449,12 @@ mod tests {
     #[test]
     fn a_release_is_bound_to_the_token_where_it_is_sure() {
         let mut machine = held(5);
+        assert_eq!(machine.holding(), Holding::Under(FencingToken::new(5)));
+        machine.forget(at(300));
+        assert_eq!(machine.holding(), Holding::Under(FencingToken::new(5)));
         machine.send(at(400));
-        assert_eq!(machine.holding(), Holding::Under(FencingToken::new(5)), "a renewal changes no token");
-        machine.forget(at(500));
-        assert_eq!(machine.holding(), Holding::Unknown, "a call without an answer may have");
-        machine.released(at(600));
-        assert_eq!(machine.holding(), Holding::Nothing);
+        assert_eq!(machine.holding(), Holding::Unknown, "a call without an answer may have taken it anew");
+        assert_eq!(machine.renamed(id("new"), at(500)).holding(), Holding::Nothing);
     }
 
     /// What a store, a network and a clock can do to a machine.
@@ -421,7 +468,7 @@ mod tests {
 
     fn happening() -> impl Strategy<Value = Happening> {
         prop_oneof![
-            (0u8..4, 0u64..1_500).prop_map(|(answer, took)| Happening::Answered(answer, took)),
+            (0u8..5, 0u64..1_500).prop_map(|(answer, took)| Happening::Answered(answer, took)),
             any::<bool>().prop_map(Happening::Failed),
             Just(Happening::Hint),
             (0u64..2_000).prop_map(Happening::Time),
@@ -434,6 +481,7 @@ mod tests {
         #[test]
         fn tenures_alternate_and_end_in_time(happenings in prop::collection::vec(happening(), 1..60), roll in 0.0..1.0) {
             let (mut machine, mut now, mut token, mut held) = (machine(), 0, 1, None::<Moment>);
+            let mut last = None;
             for happening in happenings {
                 if machine.expired(at(now)) {
                     prop_assert!(held.take().is_some_and(|deadline| at(now) >= deadline));
@@ -448,6 +496,7 @@ mod tests {
                             0 => ours(token),
                             1 => { token += 1; ours(token) }
                             2 => Answer::Held(ownership("other", token)),
+                            3 => ours(token / 2),
                             _ => Answer::Vacant,
                         };
                         if machine.expired(at(now)) {
@@ -457,15 +506,24 @@ mod tests {
                             Step::Acquired(grant) => {
                                 prop_assert!(held.is_none() && grant.deadline > at(now));
                                 prop_assert!(grant.deadline < at(sent) + Duration::from_secs(1));
+                                prop_assert!(Some(grant.token) > last, "every tenure has a greater token");
+                                (held, last) = (Some(grant.deadline), Some(grant.token));
+                            }
+                            Step::Renewed(grant) => {
+                                prop_assert!(held.is_some() && Some(grant.token) == last);
                                 held = Some(grant.deadline);
                             }
-                            Step::Renewed(grant) | Step::Replaced(_, grant) => {
-                                prop_assert!(held.is_some());
-                                held = Some(grant.deadline);
+                            Step::Replaced(_, grant) => {
+                                prop_assert!(held.is_some() && Some(grant.token) > last);
+                                (held, last) = (Some(grant.deadline), Some(grant.token));
                             }
                             Step::Lost(_) => prop_assert!(held.take().is_some()),
+                            Step::OldToken(token) => {
+                                prop_assert!(Some(token) <= last);
+                                held = None;
+                                machine = machine.renamed(id("me"), at(now));
+                            }
                             Step::Keep | Step::TooLate => prop_assert!(held.is_none()),
-                            Step::Duplicate => prop_assert!(false, "nobody has our id"),
                         }
                     }
                     Happening::Failed(transient) => {
@@ -479,5 +537,85 @@ mod tests {
                 prop_assert!(held.is_none_or(|deadline| machine.due() <= deadline));
             }
         }
+
+        #[test]
+        fn a_release_frees_whatever_the_store_has_of_us(events in prop::collection::vec(store_event(), 1..60)) {
+            let (mut machine, mut store, mut now) = (machine(), Store::default(), 0);
+            for event in events {
+                machine.expired(at(now));
+                match event {
+                    StoreEvent::Call { arrives, answered, took } => {
+                        let (sent, (prior, _)) = (now, machine.send(at(now)));
+                        let answer = arrives.then(|| store.contend(prior));
+                        now += took;
+                        machine.expired(at(now));
+                        match answer.filter(|_| answered) {
+                            Some(answer) => {
+                                let step = machine.observed(at(sent), prior, at(now), &answer, 0.0);
+                                prop_assert!(!matches!(step, Step::OldToken(_)), "this store obeys: {step:?}");
+                            }
+                            None => machine.failed(at(now), true, 0.0),
+                        }
+                    }
+                    StoreEvent::Forgets => store.ours = None,
+                    StoreEvent::Other(holds) => {
+                        store.ours = store.ours.filter(|_| !holds);
+                        store.other = holds;
+                    }
+                    StoreEvent::Time(ms) => now += ms,
+                }
+                let mut freed = store.clone();
+                freed.release(machine.holding());
+                prop_assert_eq!(freed.ours, None, "left behind after {:?} of {:?}", machine.holding(), store);
+            }
+        }
+    }
+
+    /// A store that keeps the contract, as one contender sees it.
+    #[derive(Clone, Debug, Default)]
+    struct Store {
+        ours: Option<u64>,
+        other: bool,
+        last: u64,
+    }
+
+    impl Store {
+        fn contend(&mut self, prior: Prior) -> Answer {
+            let lapsed = self.ours.is_some_and(|token| prior == Prior::Lapsed(FencingToken::new(token)));
+            if self.other {
+                return Answer::Held(ownership("other", self.last));
+            }
+            if self.ours.is_none() || lapsed {
+                self.last += 1;
+                self.ours = Some(self.last);
+            }
+            self.ours.map_or(Answer::Vacant, ours)
+        }
+
+        fn release(&mut self, holding: Holding) {
+            self.ours = match holding {
+                Holding::Nothing => self.ours,
+                Holding::Unknown => None,
+                Holding::Under(token) => self.ours.filter(|ours| *ours != token.get()),
+            };
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum StoreEvent {
+        Call { arrives: bool, answered: bool, took: u64 },
+        Forgets,
+        Other(bool),
+        Time(u64),
+    }
+
+    fn store_event() -> impl Strategy<Value = StoreEvent> {
+        prop_oneof![
+            4 => (any::<bool>(), any::<bool>(), 0u64..1_500)
+                .prop_map(|(arrives, answered, took)| StoreEvent::Call { arrives, answered, took }),
+            1 => Just(StoreEvent::Forgets),
+            1 => any::<bool>().prop_map(StoreEvent::Other),
+            1 => (0u64..2_000).prop_map(StoreEvent::Time),
+        ]
     }
 }

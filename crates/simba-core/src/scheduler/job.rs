@@ -64,16 +64,17 @@ impl Scheduler {
         Self { contention: self.contention.with_lease(lease) }
     }
 
-    /// Contends under this id instead of a fresh one. Ids must be unique among the living.
-    pub fn with_id(self, id: ContenderId) -> Self {
-        Self { contention: self.contention.with_id(id) }
+    /// Begins the contender's ids with this label. See [`Locker::with_label`](crate::Locker::with_label). A wrong
+    /// label is an error of the start.
+    pub fn with_label(self, label: impl AsRef<str>) -> Self {
+        Self { contention: self.contention.with_label(label) }
     }
 
     /// Starts contending, and runs `job` on `schedule` while leading.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a wrong name or outside a runtime,
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a wrong name or label or outside a runtime,
     /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) after a shutdown.
     pub fn start<J, F, E>(self, schedule: Schedule, job: J) -> Result<Job>
     where
@@ -167,6 +168,18 @@ impl Job {
         self.contention.status()
     }
 
+    /// Returns the label of its ids, if it has one.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.contention.label()
+    }
+
+    /// Returns the id that it contends under. See [`Contention::id`].
+    #[must_use]
+    pub fn id(&self) -> Option<ContenderId> {
+        self.contention.id()
+    }
+
     /// The leader as last seen, this contender or another.
     #[must_use]
     pub fn owner(&self) -> MutexOwner {
@@ -255,21 +268,38 @@ where
     async fn tick(&mut self, tenure: &Tenure) {
         self.progress.update(|progress| progress.started += 1);
         let job = &mut self.job;
-        let work = AssertUnwindSafe(async { job(tenure.clone()).await }).catch_unwind();
+        let work = async { job(tenure.clone()).await };
         if seeded::on(Bug::TickWithoutTenure) {
-            return drop(work.await);
+            return drop(AssertUnwindSafe(work).catch_unwind().await);
         }
-        let failure = match tenure.run(work).await {
-            Ok(Ok(Ok(()))) => return self.progress.update(|progress| progress.succeeded += 1),
-            Ok(Ok(Err(error))) => error.into().to_string(),
-            Ok(Err(panic)) => format!("the job panicked: {}", panic_message(&*panic)),
-            Err(lost) => lost.to_string(),
+        // All code of the user may panic: the job, the drop of a run that is cut off, and its error's conversion
+        // and text.
+        let failed = async {
+            match tenure.run(work).await {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.into().to_string()),
+                Err(lost) => Some(lost.to_string()),
+            }
+        };
+        let failure = match AssertUnwindSafe(failed).catch_unwind().await {
+            Ok(None) => return self.progress.update(|progress| progress.succeeded += 1),
+            Ok(Some(failure)) => failure,
+            Err(panic) => format!("the job panicked: {}", panic_message(&*panic)),
         };
         tracing::error!(mutex = %tenure.mutex(), contender = %tenure.contender(), failure, "a scheduled job failed");
         self.progress.update(|progress| {
             progress.failed += 1;
             progress.last_failure = Some(failure);
         });
+    }
+}
+
+/// A runner that panicked runs nothing any more, so it leaves the mutex to others.
+impl<J> Drop for Runner<J> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.contention.stop_soon();
+        }
     }
 }
 

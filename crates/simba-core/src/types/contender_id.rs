@@ -4,11 +4,16 @@ use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, Result};
 
-/// Who contends for a mutex: unique for every contender, fit for every store.
+/// Identifies one contender at the store, and is never used twice.
 ///
-/// [`generate`](Self::generate) draws a fresh one as `<12 random characters>.<pid>@<host>`, so that a person
-/// who reads the store sees the machine and the process. An id is at most 32 characters of
-/// `a-z 0-9 . _ : @ -`, without `@@` and without an `@` at its end, since JVM peers cut their messages there.
+/// The engine draws a new id for every lock, every start and after every step-down, so two contenders never
+/// take each other's hold for their own. [`generate`](Self::generate) gives
+/// `<12 random characters>.<pid>@<host>`, which shows the machine and the process to a person who reads the
+/// store. With a label (see [`Locker::with_label`](crate::Locker::with_label)) the id is
+/// `<label>.<12 random characters>` instead.
+///
+/// An id is at most 32 characters of `a-z 0-9 . _ : @ -`, without `@@` and without an `@` at its end, since
+/// JVM peers cut their messages there.
 ///
 /// # Examples
 ///
@@ -33,7 +38,7 @@ impl ContenderId {
     /// The most bytes of a peer's id that are taken seriously.
     const MAX_FOREIGN_LEN: usize = 512;
 
-    /// Draws a fresh id that nobody else has.
+    /// Draws a new id.
     #[must_use]
     pub fn generate() -> Self {
         static SUFFIX: OnceLock<(u32, String)> = OnceLock::new();
@@ -49,9 +54,18 @@ impl ContenderId {
         Self(id.into())
     }
 
-    /// Checks an id of the caller's own choice.
+    /// Draws a new id that begins with this label.
+    pub(crate) fn labelled(label: &Label) -> Self {
+        let mut id = String::with_capacity(Self::MAX_LEN);
+        id.push_str(label.as_str());
+        id.push('.');
+        id.extend(nonce());
+        Self(id.into())
+    }
+
+    /// Checks an id that is written down somewhere, such as in a test or an operator's command.
     ///
-    /// Two live contenders with the same id are refused by the engine; prefer [`generate`](Self::generate).
+    /// Lockers and contentions draw their own ids; see [`Locker::with_label`](crate::Locker::with_label).
     ///
     /// # Errors
     ///
@@ -115,6 +129,42 @@ impl ContenderId {
             return if nonce.len() == NONCE_LEN { u32::from_str_radix(pid, 36).ok() } else { None };
         }
         front.rsplit_once(':').and_then(|(_, pid)| pid.parse().ok())
+    }
+}
+
+/// The part of a contender's id that its user chose.
+///
+/// It has no `@`: what follows an `@` in an id is its host, and what precedes it may be its process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Label(Arc<str>);
+
+impl Label {
+    /// What an id has room for beside the dot and the random characters.
+    const MAX_LEN: usize = ContenderId::MAX_LEN - NONCE_LEN - 1;
+
+    /// Checks a label; [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) says which rule is broken and where.
+    pub(crate) fn new(label: &str) -> Result<Self> {
+        if label.is_empty() {
+            return Err(Error::invalid("a label needs at least one character"));
+        }
+        if let Some((at, bad)) = label.char_indices().find(|(_, c)| !is_plain(*c) || *c == '@') {
+            return Err(Error::invalid(format!(
+                "a label takes the characters a-z 0-9 . _ : - only, not `{}` at position {at}",
+                bad.escape_debug()
+            )));
+        }
+        if label.len() > Self::MAX_LEN {
+            return Err(Error::invalid(format!(
+                "a label has at most {} characters, and `{label}` has {}",
+                Self::MAX_LEN,
+                label.len()
+            )));
+        }
+        Ok(Self(label.into()))
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
@@ -198,6 +248,32 @@ mod tests {
             assert_eq!(id.pid(), Some(std::process::id()));
             assert!(id.host().is_some());
         }
+    }
+
+    #[test]
+    fn ids_with_one_label_are_valid_distinct_and_name_no_host_or_process() {
+        for label in ["a", "node-1", "3:4711", "abcdefghijkm.1a", "nineteen_characters"] {
+            let label = Label::new(label).unwrap();
+            let ids: HashSet<_> = (0..1000).map(|_| ContenderId::labelled(&label)).collect();
+            assert_eq!(ids.len(), 1000);
+            for id in ids {
+                assert_eq!(ContenderId::new(id.as_str()).unwrap(), id);
+                let (front, nonce) = id.as_str().rsplit_once('.').unwrap();
+                assert_eq!((front, nonce.len()), (label.as_str(), NONCE_LEN));
+                assert_eq!((id.host(), id.pid()), (None, None));
+            }
+        }
+    }
+
+    #[test]
+    fn bad_labels_are_refused_with_the_rule_and_never_cut() {
+        let refusal = |label: &str| Label::new(label).unwrap_err().to_string();
+        assert!(refusal("").contains("at least one"));
+        assert!(refusal("Node").contains("`N` at position 0"));
+        assert!(refusal("me@host").contains("`@` at position 2"));
+        assert!(refusal("a b").contains("` ` at position 1"));
+        assert!(refusal("é").contains("position 0"));
+        assert!(refusal(&"a".repeat(20)).contains("at most 19"));
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod mutex_name;
 mod owner;
 
 pub use contender_id::ContenderId;
+pub(crate) use contender_id::Label;
 pub use fencing_token::FencingToken;
 pub use lease::Lease;
 pub use mutex_name::MutexName;

@@ -3,8 +3,9 @@
 mod document;
 mod keys;
 mod resolve;
+mod variables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use simba_core::{ConnectUrl, Error, ErrorKind, Lease, Result, Simba};
 
 use document::{Node, Table};
 use keys::{KEYS, Key, Origin, STORES};
+use variables::Variable;
 
 /// Everything that a program needs to connect, from files, the environment and code.
 ///
@@ -31,7 +33,8 @@ use keys::{KEYS, Key, Origin, STORES};
 ///
 /// The same keys stand in a table for each store: `sqlite`, `mysql` (also `jdbc`, `mariadb`), `postgres`, `redis`,
 /// `zookeeper`, `etcd`. In YAML all of it may stand below `simba:`, as with the Spring Boot starter of JVM Simba. In the
-/// environment they are `SIMBA_URL`, `SIMBA_TTL`, `SIMBA_REDIS_TTL` and so on.
+/// environment they are `SIMBA_URL`, `SIMBA_TTL`, `SIMBA_REDIS_TTL` and so on. A variable whose name is nearly one of
+/// these, such as `SIMBA_URI`, is refused: without it the program would contend in another store than is meant.
 ///
 /// # Examples
 ///
@@ -47,6 +50,10 @@ use keys::{KEYS, Key, Origin, STORES};
 #[must_use]
 pub struct Config {
     settings: BTreeMap<Key, Setting>,
+    /// Variables that are refused, each with the reason.
+    refused: BTreeMap<String, String>,
+    /// Variables that begin like ours and are not known.
+    unknown: BTreeSet<String>,
 }
 
 #[derive(Clone)]
@@ -65,6 +72,8 @@ pub struct Settings {
     pub lease: Lease,
     /// How long a contention waits before its first try.
     pub initial_delay: Duration,
+    /// The variables that begin with `SIMBA_` and have no meaning. They are ignored.
+    pub unknown_variables: Vec<String>,
 }
 
 impl Config {
@@ -116,19 +125,42 @@ impl Config {
         }
     }
 
-    /// Reads the environment of this process.
-    pub fn environment(self) -> Self {
-        self.variables(
-            std::env::vars_os()
-                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
-        )
+    /// Reads the environment of this process. See [`variables`](Self::variables).
+    pub fn environment(mut self) -> Self {
+        let named = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+        let (mut readable, mut unreadable) = (Vec::new(), Vec::new());
+        for (name, value) in named {
+            match value.into_string() {
+                Ok(value) => readable.push((name, value)),
+                Err(_) => unreadable.push(name),
+            }
+        }
+        for name in unreadable {
+            if let Variable::Setting(_) = variables::classify(&name) {
+                self.refused.insert(name, "the value is not UTF-8".into());
+            }
+        }
+        self.variables(readable)
     }
 
-    /// Reads variables. Those that do not name a setting are somebody else's.
+    /// Reads variables. One whose name is nearly that of a setting makes [`resolve`](Self::resolve) fail; others that
+    /// do not name a setting are ignored.
     pub fn variables(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Self {
         for (name, value) in variables {
-            if let Some(key) = variable(&name) {
-                self.settings.insert(key, Setting { value, origin: Origin::Environment(name) });
+            match variables::classify(&name) {
+                Variable::Setting(key) => {
+                    self.settings.insert(key, Setting { value, origin: Origin::Environment(name) });
+                }
+                Variable::Misspelt(meant) => {
+                    let reason = format!(
+                        "there is no such variable; probably {meant} is meant: rename it, or unset it"
+                    );
+                    self.refused.insert(name, reason);
+                }
+                Variable::Unknown => {
+                    self.unknown.insert(name);
+                }
+                Variable::Other => {}
             }
         }
         self
@@ -149,9 +181,14 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] for a value that is none or contradicts another, with its line and the cure.
+    /// [`ErrorKind::Config`] for a value that is none or contradicts another, with its line and the cure, and for a
+    /// variable that is probably misspelt.
     pub fn resolve(&self) -> Result<Settings> {
-        resolve::resolve(&self.settings)
+        if let Some((name, reason)) = self.refused.first_key_value() {
+            return Err(wrong(&Origin::Environment(name.clone()), reason));
+        }
+        let settings = resolve::resolve(&self.settings)?;
+        Ok(Settings { unknown_variables: self.unknown.iter().cloned().collect(), ..settings })
     }
 
     /// Connects to the store that all layers come to.
@@ -213,16 +250,6 @@ impl fmt::Debug for Config {
             self.settings.iter().map(|(key, setting)| (key.to_string(), setting.origin.to_string()));
         f.debug_map().entries(origins).finish()
     }
-}
-
-/// The setting that a variable names: `SIMBA_TTL`, `SIMBA_REDIS_TTL`.
-fn variable(name: &str) -> Option<Key> {
-    let words = name.strip_prefix("SIMBA_")?.to_ascii_lowercase();
-    if let Some(name) = keys::key(&words) {
-        return Some(Key { store: None, name });
-    }
-    let (store, rest) = words.split_once('_')?;
-    Some(Key { store: Some(keys::store(store)?), name: keys::key(rest)? })
 }
 
 fn wrong(origin: &Origin, message: &str) -> Error {

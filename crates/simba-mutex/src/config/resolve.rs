@@ -22,7 +22,8 @@ pub(super) fn resolve(all: &BTreeMap<Key, Setting>) -> Result<Settings> {
         return Err(wrong(&off.origin, message));
     }
     let url = view.with_password(url)?;
-    Ok(Settings { url, lease: view.lease()?, initial_delay: view.time("initial-delay")?.unwrap_or_default() })
+    let initial_delay = view.time("initial-delay")?.unwrap_or_default();
+    Ok(Settings { url, lease: view.lease()?, initial_delay, unknown_variables: Vec::new() })
 }
 
 /// The store that is meant: the one `url` for all, or the one store with a `url` of its own.

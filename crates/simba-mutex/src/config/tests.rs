@@ -102,7 +102,18 @@ fn variables_of_others_are_left_alone() {
         ("SIMBA_INITIAL_DELAY", "3s"),
     ]);
     assert_eq!(config.settings.len(), 1);
-    assert_eq!(config.resolve().unwrap().initial_delay.as_secs(), 3);
+    let settings = config.resolve().unwrap();
+    assert_eq!(settings.initial_delay.as_secs(), 3);
+    assert_eq!(settings.unknown_variables, ["SIMBA_PORT"]);
+}
+
+#[test]
+fn misspelt_variable_is_refused_whatever_else_is_set() {
+    let config =
+        variables(&[("SIMBA_URL", "sqlite:a.db"), ("SIMBA_URI", "redis://canary")]).url("sqlite:b.db");
+    let told = refusal(Ok(config));
+    assert!(told.starts_with("the variable SIMBA_URI: ") && told.contains("SIMBA_URL"), "{told}");
+    assert!(!told.contains("canary"), "{told}");
 }
 
 #[test]

@@ -3,7 +3,9 @@
 -- ? unknown, + held, or the token that lapsed; 5 in words: intent (t tries, f looks for the first time and is told its
 -- place, e enters the queue there, q was in the queue; in upper case on a standalone server), place in the queue in µs
 -- or 0 for none, ms that a place lasts, with .5 if the waiter listens.
--- Returns the token as text or {1, token}, {0, place, ms left, token or 0, owner}, or {2, place}.
+-- Returns the token as text or {1, token}, {0, place, ms left, token or 0, owner}, or {2, place, ms}: nobody has it, and
+-- it is promised to another. The ms are 0, unless this call promised it to one that is most likely gone: to a peer, where
+-- nobody knows who listens.
 -- The queue is kept for an hour or twenty leases.
 local QUEUE_KEPT = 3600000
 local id, lease, prior = ARGV[1], ARGV[3], ARGV[4]
@@ -36,12 +38,13 @@ if owner == id then
 end
 
 local place, kind = tonumber(place), string.lower(intent)
+local promised
 if not owner then
   -- Who had a place and has none now was woken: nobody before it waits.
   local woken = turn == id or kind == 'q' and not redis.call('ZSCORE', KEYS[2], id)
   local head = not woken and first()
-  local free = woken or not turn and not wake_next(fence, head, id, id, now_ms, kind ~= intent)
-  if free then
+  promised = not woken and not turn and wake_next(fence, head, id, id, now_ms, kind ~= intent)
+  if woken or not turn and not promised then
     if not redis.call('SET', KEYS[1], id, 'NX', 'PX', lease) then
       return redis.error_reply('WRONGTYPE the key of the mutex holds no text')
     end
@@ -64,6 +67,6 @@ if (kind == 'e' or kind == 'q') and owner ~= id then
   redis.call('PEXPIRE', KEYS[2], kept)
   redis.call('PEXPIRE', KEYS[4], kept)
 end
-if not owner then return {2, place} end
+if not owner then return {2, place, promised == TURN_OF_PEER and kind == intent and promised or 0} end
 local token, _, holder = read_fence(fence)
 return {0, place, redis.call('PTTL', KEYS[1]), owner == holder and tonumber(token) or 0, owner}

@@ -9,6 +9,9 @@ local is = ARGV[1] == 'o' and owner or ARGV[1] == 't' and owner == holder and to
 if ARGV[1] ~= '*' and is ~= ARGV[2] then return {2, owner} end
 local left = redis.call('PTTL', KEYS[1])
 redis.call('DEL', KEYS[1])
+-- A JVM owner is still in the queue, and must not be the one that is woken.
+redis.call('ZREM', KEYS[2], owner)
+redis.call('ZREM', KEYS[4], owner)
 redis.call('PUBLISH', KEYS[1] .. ':owner', 'released@@' .. owner)
 local now_ms = math.floor(microseconds() / 1000)
 wake_next(read_promise(fence, now_ms), first(), owner, nil, now_ms, ARGV[3] == '1')

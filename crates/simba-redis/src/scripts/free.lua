@@ -18,6 +18,7 @@ if owner == ARGV[1] and fence == ARGV[3] .. ' ' .. ARGV[2] and ARGV[4] == '0' an
   if type(ends) == 'string' and tonumber(ends) > now_ms and string.sub(ends, -2) == '.5' then
     redis.call('DEL', KEYS[1])
     redis.call('ZREM', KEYS[2], head)
+    redis.call('ZREM', KEYS[4], head)
     local heard = redis.call('PUBLISH', KEYS[1] .. ':' .. head, 'released@@' .. owner)
     if heard > 0 or ARGV[5] ~= '1' then
       local promise = string.format('!%.0f %s ', now_ms + TURN, ARGV[3]) .. head
@@ -25,7 +26,6 @@ if owner == ARGV[1] and fence == ARGV[3] .. ' ' .. ARGV[2] and ARGV[4] == '0' an
       return 1
     end
     -- It is gone, so the rest goes on with the next.
-    redis.call('ZREM', KEYS[4], head)
     head = redis.call('ZRANGE', KEYS[2], '0', '0')[1]
   end
 end

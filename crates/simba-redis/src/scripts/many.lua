@@ -22,15 +22,16 @@ local waited = all > renewals and call('EXISTS', unpack(KEYS, held + all + 1, qu
 local now = call('TIME')
 local stamp = now[1] .. (#now[2] == 6 and now[2] or sub('00000' .. now[2], -6))
 local token = tonumber(stamp)
--- A fence whose token begins like the time was given its end within the last 28 hours.
-local era = sub(stamp, 1, 5)
+-- A fence whose token begins like the time was given its end within the last 1000 s.
+local era = sub(stamp, 1, 7)
 
 for n = 1, renewals do
   local key, caller = 2 * n - 1, ARGV[word]
   local last, reply = values[key + 1], false
   if last and values[key] == sub(caller, 30) and sub(last, 18) == caller then
     call('PEXPIRE', KEYS[key], ARGV[word + 1])
-    if sub(last, 1, 5) ~= era then call('PEXPIRE', KEYS[key + 1], FENCE_KEPT) end
+    -- The first renewal after every 1000 s extends the fence. Two renewals are less than a lease apart.
+    if token % 1000000000 < ARGV[word + 1] * 1000 then call('PEXPIRE', KEYS[key + 1], FENCE_KEPT) end
     reply = sub(last, 1, 16)
   end
   replies[n], word = reply, word + 2
@@ -57,7 +58,7 @@ for n = held + 1, all do
     and call('SET', mutex, id, 'NX', 'PX', ARGV[word + 1]) then
     local fence = stamp .. ' ' .. caller
     -- In place if it can be, which leaves its end as it is.
-    local swapped = last and #last == #fence and sub(last, 1, 5) == era
+    local swapped = last and #last == #fence and sub(last, 1, 7) == era
       and redis.pcall('SETRANGE', KEYS[held + n], '0', fence)
     if type(swapped) ~= 'number' then call('SET', KEYS[held + n], fence, 'PX', FENCE_KEPT) end
     call('PUBLISH', mutex, 'acquired@@' .. id)

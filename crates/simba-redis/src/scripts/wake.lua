@@ -39,22 +39,19 @@ end
 
 -- Wakes the first live waiter of a free mutex, from `head` up to `last`, and promises it the mutex for a moment. It
 -- leaves the queue: a waiter that finds itself outside knows that it was woken, and one that does not come blocks
--- nobody after its turn. Returns whether there was one.
+-- nobody after its turn. Returns for how many ms the mutex is promised, false if there was no waiter.
 local function wake_next(fence, head, by, last, now_ms, standalone)
   for _ = 1, MOST_DEAD do
     if not head or head == last then return false end
     redis.call('ZREM', KEYS[2], head)
     -- Ours are in `alive`, with the end of their place; a half more if they listen.
     local ends = tonumber(redis.call('ZSCORE', KEYS[4], head) or nil)
-    if ends and ends <= now_ms then
-      redis.call('ZREM', KEYS[4], head)
-    else
+    redis.call('ZREM', KEYS[4], head)
+    if not (ends and ends <= now_ms) then
       local heard = redis.call('PUBLISH', KEYS[1] .. ':' .. head, 'released@@' .. by)
       local unheard = ends and ends % 1 == 0
       -- Only a standalone server knows all who listen.
-      if standalone and heard == 0 and not unheard then
-        redis.call('ZREM', KEYS[4], head)
-      else
+      if not (standalone and heard == 0 and not unheard) then
         local turn = unheard and TURN_UNHEARD or ends and TURN or TURN_OF_PEER
         local token = string.match(fence or '', '^%d+') or '0'
         redis.call('SET', KEYS[3], string.format('!%.0f %s ', now_ms + turn, token) .. head, 'PX', FENCE_KEPT)
@@ -65,7 +62,7 @@ local function wake_next(fence, head, by, last, now_ms, standalone)
             redis.call('PUBLISH', KEYS[1] .. ':' .. next, 'released@@' .. by)
           end
         end
-        return true
+        return turn
       end
     end
     head = first()

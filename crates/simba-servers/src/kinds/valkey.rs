@@ -19,7 +19,12 @@ const HASHES: [&str; 2] = [
 
 pub(crate) const KIND: Kind = Kind {
     name: "valkey",
-    programs: &[("python3", "python3"), ("pip", "python3-pip")],
+    programs: &[
+        ("python3", "python3"),
+        ("pip", "python3-pip"),
+        // For tests that set its clock, which the allocator of Debian's Redis does not survive.
+        ("faketime", "faketime"),
+    ],
     user: None,
     prepare: |_| program().map(drop),
     command,

@@ -3,6 +3,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, StatxFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use simba_core::{Error, ErrorKind, Result};
 
@@ -98,6 +100,80 @@ fn parse_offset(text: &str) -> Option<i64> {
     seconds.parse::<i64>().ok()?.checked_mul(1_000_000)?.checked_add(nanos / 1_000)
 }
 
+/// Names the thread that keeps queue entries alive, so that other processes can find out whether it has ended.
+///
+/// The text is `<pid namespace> <time namespace> <thread id> <start time>`. A thread id is unique within its pid
+/// namespace, and the start time tells a thread from an earlier one of the same id. It is a thread and not its
+/// process, since a process may outlive the handle, and its main thread may end first.
+#[derive(Clone, Debug)]
+pub(crate) struct WaiterThread {
+    text: String,
+    pid_namespace: String,
+    time_namespace: String,
+}
+
+impl WaiterThread {
+    /// Names the calling thread. Returns none where `/proc` is not there or shows another pid namespace than ours:
+    /// then the lease of an entry decides.
+    pub(crate) fn current() -> Option<Self> {
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/thread-self/{name}")).ok();
+        let namespace = |name: &str| {
+            let link = std::fs::read_link(format!("/proc/thread-self/ns/{name}")).ok()?;
+            Some(link.to_str()?.replace(' ', ""))
+        };
+        let (status, stat) = (read("status")?, read("stat")?);
+        let (id, started) = (only_thread_id(&status)?, start_time(&stat)?);
+        let pid_namespace = namespace("pid")?;
+        // Kernels before 5.6 have no time namespaces.
+        let time_namespace = namespace("time").unwrap_or_else(|| "-".into());
+        let text = format!("{pid_namespace} {time_namespace} {id} {started}");
+        Some(Self { text, pid_namespace, time_namespace })
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Returns whether the thread of that name is known to have ended. What cannot be judged from here, such as a
+    /// thread in another pid namespace, may still run.
+    pub(crate) fn sees_end_of(&self, thread: &str) -> bool {
+        if thread == self.text {
+            return false;
+        }
+        let mut words = thread.split(' ');
+        let [Some(pid_namespace), Some(time_namespace), Some(id), Some(started), None] =
+            [words.next(), words.next(), words.next(), words.next(), words.next()]
+        else {
+            return false;
+        };
+        // Zero and negative numbers mean groups of processes.
+        let Some(pid) = id.parse().ok().filter(|id| *id > 0).and_then(Pid::from_raw) else { return false };
+        if pid_namespace != self.pid_namespace {
+            return false;
+        }
+        // Not `/proc` alone: that may be mounted so that it hides the processes of other users.
+        if test_kill_process(pid) == Err(Errno::SRCH) {
+            return true;
+        }
+        // The kernel shifts start times by the offset of the reader's time namespace.
+        time_namespace == self.time_namespace
+            && std::fs::read_to_string(format!("/proc/{id}/stat"))
+                .is_ok_and(|stat| start_time(&stat).is_some_and(|found| found != started))
+    }
+}
+
+/// Returns the thread id from `/proc/<id>/status`; none if it has several, one for each pid namespace from that of
+/// the mounted `/proc` down to its own.
+fn only_thread_id(status: &str) -> Option<&str> {
+    let mut ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_ascii_whitespace();
+    ids.next().filter(|_| ids.next().is_none())
+}
+
+/// Returns field 22 of `/proc/<id>/stat`. Field 2 is a name in parentheses that may contain anything.
+fn start_time(stat: &str) -> Option<&str> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)
+}
+
 /// The kind of file system that this lies on, by the kernel's number for it.
 pub(crate) fn file_system(path: &Path) -> io::Result<u64> {
     #[expect(clippy::cast_sign_loss, reason = "the numbers are 32 bits wide")]
@@ -150,6 +226,66 @@ mod tests {
             assert_eq!(parse_offset(text), None, "{text:?}");
         }
         assert_eq!(parse_offset("boottime 9223372036854775807 0"), None, "it would overflow");
+    }
+
+    #[test]
+    fn a_running_thread_is_not_seen_to_have_ended_and_an_ended_one_is() {
+        let ours = WaiterThread::current().unwrap();
+        assert!(!ours.sees_end_of(ours.as_str()));
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            tell.send(WaiterThread::current().unwrap()).unwrap();
+            wait.recv().unwrap_err();
+        });
+        let other = told.recv().unwrap();
+        assert!(!ours.sees_end_of(other.as_str()), "{other:?}");
+        drop(end);
+        thread.join().unwrap();
+        // The kernel removes a thread a moment after it can be joined.
+        let begun = std::time::Instant::now();
+        while !ours.sees_end_of(other.as_str()) {
+            assert!(begun.elapsed().as_secs() < 10, "{other:?}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_thread_id_that_was_used_again_is_told_by_the_start_time() {
+        let ours = WaiterThread::current().unwrap();
+        let (rest, _) = ours.as_str().rsplit_once(' ').unwrap();
+        assert!(ours.sees_end_of(&format!("{rest} 1")), "{rest}");
+    }
+
+    #[test]
+    fn what_cannot_be_judged_may_still_run() {
+        let ours = WaiterThread::current().unwrap();
+        let (pid, time) = (&ours.pid_namespace, &ours.time_namespace);
+        let id = ours.as_str().split(' ').nth(2).unwrap();
+        let gone = i32::MAX;
+        assert!(ours.sees_end_of(&format!("{pid} {time} {gone} 1")));
+        assert!(ours.sees_end_of(&format!("{pid} time:[1] {gone} 1")), "no start time is needed");
+        for thread in [
+            format!("pid:[1] {time} {gone} 1"),
+            format!("{pid} time:[1] {id} 1"),
+            format!("{pid} {time} 0 1"),
+            format!("{pid} {time} -1 1"),
+            format!("{pid} {time} {gone} 1 more"),
+            format!("{pid} {time} {gone}"),
+            String::new(),
+        ] {
+            assert!(!ours.sees_end_of(&thread), "{thread:?}");
+        }
+    }
+
+    #[test]
+    fn fields_of_proc_are_found_beside_odd_names() {
+        let numbers: Vec<_> = (4..=30).map(|field| field.to_string()).collect();
+        assert_eq!(start_time(&format!("1 (a) b) S {}", numbers.join(" "))), Some("22"));
+        assert_eq!(start_time("1 (a"), None);
+        assert_eq!(only_thread_id("Name:\ta\nNSpid:\t17\n"), Some("17"));
+        assert_eq!(only_thread_id("NSpid:\t17\t1\n"), None, "/proc is that of another namespace");
+        assert_eq!(only_thread_id("Name:\ta\n"), None);
     }
 
     #[test]

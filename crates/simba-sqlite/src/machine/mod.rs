@@ -3,9 +3,13 @@
 #[cfg(target_os = "linux")]
 mod linux;
 #[cfg(target_os = "linux")]
-pub(crate) use linux::{BootClock, create_empty, file_system, is_mount_point, rename_new, room_left};
+pub(crate) use linux::{
+    BootClock, WaiterThread, create_empty, file_system, is_mount_point, rename_new, room_left,
+};
 
 #[cfg(not(target_os = "linux"))]
 mod other;
 #[cfg(not(target_os = "linux"))]
-pub(crate) use other::{BootClock, create_empty, file_system, is_mount_point, rename_new, room_left};
+pub(crate) use other::{
+    BootClock, WaiterThread, create_empty, file_system, is_mount_point, rename_new, room_left,
+};

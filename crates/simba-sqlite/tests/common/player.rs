@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
@@ -59,6 +60,12 @@ impl Player {
         self.stdin.write_all(b"go on\n").unwrap();
     }
 
+    /// Sends the signal of this name to the process.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success(), "the process is there");
+    }
+
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -86,27 +93,25 @@ fn await_word() {
     std::io::stdin().read_line(&mut line).unwrap();
 }
 
-/// Plays the part that the variable names:
+/// Plays the part that the variable names, or says the kind of the error if the file cannot be opened:
 ///
-/// - `hold MUTEX`: holds until told to go on, by a lease that outlasts every test
+/// - `hold MUTEX`: waits for the mutex and holds it until told to go on, by a lease that outlasts every test
 /// - `try MUTEX`: tries once
 /// - `count MUTEX FILE TIMES`: adds one to the number in a file, that often
-/// - `open`: says what came of it
+/// - `open`: opens the file and nothing else
 /// - `write`: changes everything in a transaction and never commits
 #[tokio::main]
 pub async fn play() {
     let part = std::env::var(PART).expect("a player is started by a test");
     let part: Vec<&str> = part.lines().collect();
     let store = Sqlite::at(part[0]);
-    match part[1] {
-        "write" => return write(store.path()),
-        "open" => match SqliteBackend::connect(SqliteConfig::new(store.path())).await {
-            Ok(_) => return say("opened"),
-            Err(error) => return say(error.kind()),
-        },
-        _ => {}
+    if part[1] == "write" {
+        return write(store.path());
     }
-    let simba = store.simba().await;
+    let simba = match SqliteBackend::connect(SqliteConfig::new(store.path())).await {
+        Ok(backend) => Simba::builder(Arc::new(backend)).lease(super::long()).build(),
+        Err(error) => return say(error.kind()),
+    };
     match part[1] {
         "hold" => {
             let guard = simba.locker(part[2]).lock().await.unwrap();
@@ -114,6 +119,7 @@ pub async fn play() {
             await_word();
             guard.release().await.unwrap();
         }
+        "open" => say("opened"),
         "try" => match simba.locker(part[2]).try_lock().await.unwrap() {
             Some(_) => say("free"),
             None => say("refused"),

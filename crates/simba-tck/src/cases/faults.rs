@@ -5,9 +5,10 @@ use std::time::Duration;
 use simba_core::{Contention, ErrorKind, Guard, Lease, Loss, Moment, Tenure};
 
 use crate::Fixture;
+use crate::skips::skip;
 use crate::world::{
-    Peer, STANDSTILL, kept, lock, long, name, now, patience, release, skip, sleep_until, soon, try_lock,
-    until, within,
+    Peer, STANDSTILL, kept, lock, long, name, now, patience, release, sleep_until, soon, try_lock, until,
+    within,
 };
 
 /// A holder whose store hangs is told to stop and that it has lost, both on time, and nobody holds before.

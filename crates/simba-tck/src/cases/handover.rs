@@ -3,7 +3,8 @@
 use simba_core::{Answer, Claim, ContenderId, Contention, Intent, Prior};
 
 use crate::Fixture;
-use crate::world::{Asking, Peer, kept, lock, long, name, patience, release, skip, soon, until, within};
+use crate::skips::skip;
+use crate::world::{Asking, Peer, kept, lock, long, name, patience, release, soon, until, within};
 
 /// A release wakes the next waiter: its poll and the holder's lease are far too long to explain the
 /// hand-over.

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use simba_core::{ContenderId, Contention, ErrorKind, FencingToken, Schedule};
+use simba_core::{Contention, ErrorKind, FencingToken, Schedule};
 
 use crate::Fixture;
 use crate::world::{Peer, Told, kept, lock, long, name, patience, recorder, release, soon, within};
@@ -81,11 +81,10 @@ pub async fn a_handle_outlives_another(fixture: &dyn Fixture) {
     release(guard).await;
 }
 
-/// A contention can be stopped and started at once, under an id of its own choice, and meets no ghost of
-/// itself.
-pub async fn a_contention_restarts_under_its_own_id(fixture: &dyn Fixture) {
+/// A contention can be stopped and started at once under its label, and waits for no hold that it left behind.
+pub async fn a_contention_restarts_under_its_label(fixture: &dyn Fixture) {
     let peer = Peer::connect(fixture).await;
-    let contention = peer.simba.contend(name()).with_id(ContenderId::generate()).with_lease(long());
+    let contention = peer.simba.contend(name()).with_label("tck").with_lease(long());
     let mut last = FencingToken::new(0);
     for _ in 0..5 {
         contention.start().unwrap();

@@ -7,7 +7,8 @@ use simba_core::operate::{EvictIf, Eviction};
 use simba_core::{ErrorKind, Lease, Loss};
 
 use crate::Fixture;
-use crate::world::{Peer, STANDSTILL, kept, lock, name, now, patience, release, skip, soon, within};
+use crate::skips::skip;
+use crate::world::{Peer, STANDSTILL, kept, lock, name, now, patience, release, soon, within};
 
 /// A mutex whose holder is gone without a word passes to the next, and not before the holder's deadline.
 pub async fn a_dead_holder_is_succeeded(fixture: &dyn Fixture) {

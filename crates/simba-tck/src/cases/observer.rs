@@ -3,7 +3,8 @@
 use simba_core::{ErrorKind, View};
 
 use crate::Fixture;
-use crate::world::{Peer, lock, long, name, release, sees, skip, soon};
+use crate::skips::skip;
+use crate::world::{Peer, lock, long, name, release, sees, soon};
 
 /// An observer sees the mutex free, then every owner that stays, then free again.
 pub async fn sees_every_owner(fixture: &dyn Fixture) {

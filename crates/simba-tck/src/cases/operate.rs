@@ -4,7 +4,8 @@ use simba_core::operate::{EvictIf, Eviction};
 use simba_core::{ContenderId, FencingToken};
 
 use crate::Fixture;
-use crate::world::{Peer, kept, lock, long, name, release, skip, soon, until};
+use crate::skips::skip;
+use crate::world::{Peer, kept, lock, long, name, release, soon, until};
 
 const NOTHING: &str = "the backend offers nothing to operators";
 

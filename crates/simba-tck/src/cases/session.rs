@@ -5,7 +5,8 @@ use std::time::Duration;
 use simba_core::{Answer, Claim, ContenderId, Holding, Intent, MutexName, Prior};
 
 use crate::Fixture;
-use crate::world::{Asking, Peer, kept, long, name, ours, patience, polled, release, skip, within};
+use crate::skips::skip;
+use crate::world::{Asking, Peer, kept, long, name, ours, patience, polled, release, within};
 
 /// Opening a session takes nothing and queues nowhere.
 pub async fn opening_takes_nothing(fixture: &dyn Fixture) {

@@ -1,9 +1,10 @@
 //! Tokens grow with every acquisition, and with nothing else.
 
-use simba_core::{ContenderId, FencingToken, View};
+use simba_core::{FencingToken, View};
 
 use crate::Fixture;
-use crate::world::{Peer, kept, lock, name, patience, release, sees, skip, try_lock, until, within};
+use crate::skips::skip;
+use crate::world::{Peer, kept, lock, name, patience, release, sees, try_lock, until, within};
 
 /// Every acquisition has a greater token than all before it, whoever acquires.
 pub async fn they_grow_with_every_acquisition(fixture: &dyn Fixture) {
@@ -17,10 +18,10 @@ pub async fn they_grow_with_every_acquisition(fixture: &dyn Fixture) {
     }
 }
 
-/// A contender that comes again under its own id gets a greater token too.
+/// A locker that locks again under its label gets a greater token too.
 pub async fn they_grow_for_the_same_contender(fixture: &dyn Fixture) {
     let peer = Peer::connect(fixture).await;
-    let locker = peer.simba.locker(name()).with_id(ContenderId::generate());
+    let locker = peer.simba.locker(name()).with_label("tck");
     let mut last = FencingToken::new(0);
     for _ in 0..5 {
         let guard = lock(&locker).await;

@@ -12,6 +12,8 @@ pub(crate) enum Code {
     SessionExpired,
     SessionMoved,
     AuthFailed,
+    /// The server answers nobody who has not logged in.
+    LoginRequired,
     Unimplemented,
     /// A check after the one that failed.
     NotReached,
@@ -32,6 +34,7 @@ impl Code {
             -112 => Self::SessionExpired,
             -115 => Self::AuthFailed,
             -118 => Self::SessionMoved,
+            -124 => Self::LoginRequired,
             other => Self::Other(other),
         })
     }
@@ -47,6 +50,7 @@ impl fmt::Display for Code {
             Self::SessionExpired => f.write_str("the session has expired"),
             Self::SessionMoved => f.write_str("the session went to another server"),
             Self::AuthFailed => f.write_str("the credentials were refused"),
+            Self::LoginRequired => f.write_str("the server requires a login"),
             Self::Unimplemented => f.write_str("the server does not know this request"),
             Self::NotReached => f.write_str("a check before this one failed"),
             Self::Other(number) => write!(f, "error {number}"),

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::{Clock, Error, ErrorKind, within};
+use simba_core::{Clock, Error, ErrorKind, Moment, within};
 use simba_net::{Place, dial};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
@@ -22,6 +22,8 @@ pub(super) struct Wire {
     pub(super) reader: Box<dyn AsyncRead + Send + Unpin>,
     pub(super) writer: Box<dyn AsyncWrite + Send + Unpin>,
     pub(super) frames: Frames,
+    /// When the session was asked for.
+    pub(super) asked: Moment,
 }
 
 /// What a client knows of its session.
@@ -58,14 +60,14 @@ impl Wire {
             let mut wire = match &config.tls {
                 None => {
                     let (reader, writer) = tcp.into_split();
-                    Self::of(reader, writer)
+                    Self::of(reader, writer, clock.now())
                 }
                 Some(tls) => {
                     let connector = TlsConnector::from(tls.client_config()?);
                     let name = tls.server_name(&place.host)?;
                     let stream = connector.connect(name, tcp).await.map_err(|e| refused(place, e))?;
                     let (reader, writer) = tokio::io::split(stream);
-                    Self::of(reader, writer)
+                    Self::of(reader, writer, clock.now())
                 }
             };
             let granted = wire.shake(place, life, timeout, behind).await?;
@@ -80,11 +82,12 @@ impl Wire {
         shaken.await.unwrap_or_else(|| Ok(Shake::Unheard(silent(place, limit))))
     }
 
-    fn of(
+    pub(super) fn of(
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
+        asked: Moment,
     ) -> Self {
-        Self { reader: Box::new(reader), writer: Box::new(writer), frames: Frames::default() }
+        Self { reader: Box::new(reader), writer: Box::new(writer), frames: Frames::default(), asked }
     }
 
     async fn shake(
@@ -126,11 +129,11 @@ impl Wire {
                 let mut writer = Writer::default();
                 let answer = sasl::answer(&challenge, &login.user, &login.password)
                     .ok_or_else(|| stranger(place, Malformed("the server's challenge is not DIGEST-MD5")))?;
-                message::sasl(2, answer.as_bytes(), &mut writer);
-                let judged = self.token(place, &writer).await;
-                judged
-                    .map(drop)
-                    .map_err(|error| if hung_up(&error) { denied(place).with_source(error) } else { error })
+                message::sasl(2, answer.text.as_bytes(), &mut writer);
+                let judged = self.token(place, &writer).await.map_err(|error| {
+                    if hung_up(&error) { denied(place).with_source(error) } else { error }
+                })?;
+                if answer.is_proven_by(&judged) { Ok(()) } else { Err(impostor(place)) }
             }
         }
     }
@@ -183,12 +186,17 @@ fn accepted(place: &Place, reader: &mut Reader<'_>) -> Result<(), Error> {
     }
 }
 
-/// What a server says of itself, in the language for people; nothing if it does not talk to strangers.
-pub(crate) async fn srvr(place: &Place, limit: Duration, clock: &dyn Clock) -> Option<String> {
+/// Returns what a server answers to a command of four letters; nothing if it cannot be asked.
+pub(crate) async fn four_letters(
+    word: &str,
+    place: &Place,
+    limit: Duration,
+    clock: &dyn Clock,
+) -> Option<String> {
     const MOST: u64 = 16 << 10;
     let asked = async {
         let mut stream = dial(&place.host, place.port, limit, clock).await.ok()?;
-        stream.write_all(b"srvr").await.ok()?;
+        stream.write_all(word.as_bytes()).await.ok()?;
         let mut said = String::new();
         stream.take(MOST).read_to_string(&mut said).await.ok()?;
         Some(said)
@@ -211,6 +219,14 @@ fn silent(place: &Place, limit: Duration) -> Error {
 
 fn denied(place: &Place) -> Error {
     Error::new(ErrorKind::Denied, format!("{place} refused the credentials: check the user and its password"))
+}
+
+/// The server let us in without showing that it knows the password.
+fn impostor(place: &Place) -> Error {
+    let message = format!(
+        "{place} does not prove that it knows the password: check that it is the right server, and use TLS"
+    );
+    Error::new(ErrorKind::Denied, message)
 }
 
 fn refused(place: &Place, error: io::Error) -> Error {
@@ -239,7 +255,7 @@ mod tests {
     async fn what_is_behind_the_question_is_written_though_the_answer_is_there() {
         let (near, mut far) = duplex(1 << 10);
         let (reader, writer) = tokio::io::split(near);
-        let mut wire = Wire::of(reader, writer);
+        let mut wire = Wire::of(reader, writer, Moment::ZERO);
         let mut answer = Writer::default();
         answer.frame(|w| {
             w.int(0).int(1_000).long(7).buffer(&[1; 16]);

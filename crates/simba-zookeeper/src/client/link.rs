@@ -15,7 +15,8 @@ use super::code::Code;
 use super::connection::{Life, Wire};
 use super::failure::Failure;
 use super::jute::{Malformed, Reader, Writer};
-use super::message::{self, EVENT, Header, PING};
+use super::message::{self, EVENT, Header, PING, Reply};
+use super::proof::{LeaderContact, Proof};
 use super::watches::Watches;
 use super::work::{Check, Job, Work};
 use super::{Command, Shared, Urgency};
@@ -67,6 +68,14 @@ impl Desk {
         }
     }
 
+    /// Fails what waits to be sent, and keeps what has to be done anyway.
+    pub(super) fn fail(&mut self, failure: &Failure) {
+        while let Ok(command) = self.inbox.try_recv() {
+            self.take(command);
+        }
+        self.work.fail(failure);
+    }
+
     pub(super) const fn ends(&self) -> bool {
         self.closing.is_some() || self.deserted
     }
@@ -92,7 +101,31 @@ pub(super) enum Cargo {
     Checks(Vec<Check>),
     /// For those who wait: their session is to be proven when their turn comes.
     Vigil,
+    /// Checks whose callers were answered before the server answers.
+    Abandoned,
     Close,
+}
+
+impl Cargo {
+    /// Reads what a server answered.
+    fn read(&self, error: Option<Code>, body: &mut Reader<'_>) -> Result<Landed, Malformed> {
+        Ok(match (self, error) {
+            (Self::Abandoned | Self::Close, _) => Landed::Done,
+            (_, Some(code)) => Landed::Refused(code),
+            (Self::Job(job), None) => Landed::Reply(job.request.read(body)?),
+            (Self::Checks(checks), None) => Landed::Checked(message::checked(body, checks.len())?),
+            (Self::Vigil, None) => Landed::Checked(message::checked(body, 1)?),
+        })
+    }
+}
+
+/// What a server answered.
+enum Landed {
+    Done,
+    Refused(Code),
+    Reply(Reply),
+    /// The error of each check.
+    Checked(Vec<i32>),
 }
 
 /// A connection whose session is granted.
@@ -108,6 +141,7 @@ pub(super) struct Link {
     closing: bool,
     session: i64,
     timeout: Duration,
+    contact: LeaderContact,
     began: Moment,
     /// When the server was heard last.
     pub(super) heard: Moment,
@@ -123,6 +157,7 @@ impl Link {
         now: Moment,
     ) -> Self {
         Self {
+            contact: LeaderContact::new(wire.asked),
             wire,
             out: Writer::default(),
             flushed: true,
@@ -141,8 +176,7 @@ impl Link {
     /// Works until the connection or the session is over.
     pub(super) async fn run(&mut self, desk: &mut Desk, life: &mut Life) -> End {
         let clock = Arc::clone(&desk.clock);
-        // A ping in every twelfth of the timeout: whatever server we are connected to, the leader of its ensemble
-        // then heard of us within the last third, and a deadline at two thirds after a quorum call is sound.
+        // A ping in every twelfth of the timeout: see `LeaderContact`.
         let (beat, patience) = (self.timeout / 12, self.timeout / 3);
         let mut tick = clock.sleep_until(clock.now() + beat);
         let (mut gather, mut later) = (None, None);
@@ -200,8 +234,7 @@ impl Link {
 
     /// Has a quorum show that the session lives, while somebody waits: whose turn comes then has it by one look.
     fn keep_vigil(&mut self, now: Moment, shared: &Shared) {
-        let lease = self.timeout / 3 * 2;
-        let fresh = shared.proofs.left(self.session, now, lease) >= self.timeout / 2;
+        let fresh = shared.proofs.left(self.session, now) >= self.timeout / 2;
         if fresh || self.closing || self.flights.iter().any(|flight| matches!(flight.what, Cargo::Vigil)) {
             return;
         }
@@ -290,12 +323,20 @@ impl Link {
         life.zxid = life.zxid.max(header.zxid);
         self.heard = desk.clock.now();
         match header.xid {
-            PING => self.ping = None,
+            PING => {
+                if let Some(sent) = self.ping.take() {
+                    self.contact.answered(sent, self.heard);
+                }
+            }
             EVENT => self.event(&mut body, &desk.shared)?,
             xid => {
-                let flight = self.flights.pop_front().filter(|flight| flight.xid == xid);
+                // Read before it is taken: with an answer that cannot be read the connection is over, and what is
+                // under way is lost with it.
+                let flight = self.flights.front().filter(|flight| flight.xid == xid);
                 let flight = flight.ok_or(Malformed("an answer came for another request"))?;
-                return self.landed(flight, Code::of(header.error), &mut body, desk);
+                let landed = flight.what.read(Code::of(header.error), &mut body)?;
+                let flight = self.flights.pop_front();
+                return Ok(flight.and_then(|flight| self.landed(flight, landed, desk)));
             }
         }
         Ok(None)
@@ -308,79 +349,78 @@ impl Link {
         Ok(())
     }
 
-    fn landed(
-        &mut self,
-        flight: Flight,
-        error: Option<Code>,
-        body: &mut Reader<'_>,
-        desk: &mut Desk,
-    ) -> Result<Option<End>, Malformed> {
+    /// Concludes what was answered; gives what it means for the connection, if that is its end.
+    fn landed(&mut self, flight: Flight, landed: Landed, desk: &mut Desk) -> Option<End> {
         let sent = flight.sent;
-        match (flight.what, error) {
-            (Cargo::Close, _) => return Ok(Some(End::Closed)),
-            (Cargo::Job(job), Some(code)) => {
+        match (flight.what, landed) {
+            (Cargo::Close, _) => return Some(End::Closed),
+            (Cargo::Job(job), Landed::Refused(code)) => {
                 // A watch on a node that is not there yet.
                 if let (message::Request::Exists { .. }, Code::NoNode) = (&job.request, code) {
-                    self.watch(&job);
+                    self.watch(&job, &desk.shared);
                 }
                 desk.work.jobs.extend(job.conclude(Err(Failure::Refused(code))));
-                return Ok(end_of(code));
+                return end_of(code);
             }
-            (Cargo::Job(job), None) => {
-                let reply = job.request.read(body)?;
+            (Cargo::Job(job), Landed::Reply(reply)) => {
                 if job.request.is_write() {
-                    desk.shared.proofs.add(self.session, sent);
+                    desk.shared.proofs.add(self.proof(sent));
                 }
-                self.watch(&job);
+                self.watch(&job, &desk.shared);
                 desk.work.jobs.extend(job.conclude(Ok(reply)));
             }
-            (Cargo::Checks(checks), Some(code)) => {
+            (Cargo::Checks(checks), Landed::Refused(code)) => {
                 checks.into_iter().for_each(|check| check.conclude(Err(Failure::Refused(code))));
-                return Ok(end_of(code));
+                return end_of(code);
             }
-            (Cargo::Checks(checks), None) => {
-                let errors = message::checked(body, checks.len())?;
-                self.prove(&errors, sent, &desk.shared);
-                self.checked(checks, &errors, desk);
+            (Cargo::Checks(checks), Landed::Checked(errors)) => {
+                return self.checked(checks, &errors, sent, desk);
             }
-            (Cargo::Vigil, Some(code)) => return Ok(end_of(code)),
-            (Cargo::Vigil, None) => {
-                let errors = message::checked(body, 1)?;
-                self.prove(&errors, sent, &desk.shared);
+            (Cargo::Vigil, Landed::Refused(code)) => return end_of(code),
+            (Cargo::Vigil, Landed::Checked(errors)) => {
+                return self.checked(Vec::new(), &errors, sent, desk);
             }
+            // A cargo is not read as what another one is answered by.
+            (Cargo::Job(_) | Cargo::Checks(_) | Cargo::Vigil | Cargo::Abandoned, _) => {}
         }
-        Ok(None)
+        None
     }
 
-    /// Checks that all went well are a proof. Of others it is not asked what they prove.
-    fn prove(&self, errors: &[i32], sent: Moment, shared: &Shared) {
-        if !errors.is_empty() && errors.iter().all(|error| *error == 0) {
-            shared.proofs.add(self.session, sent);
-        }
+    fn proof(&mut self, sent: Moment) -> Proof {
+        Proof { session: self.session, until: self.contact.kept_until(sent, self.timeout) }
     }
 
-    fn watch(&mut self, job: &Job) {
+    fn watch(&mut self, job: &Job, shared: &Shared) {
         if let (Some(topic), Some(path)) = (job.topic, job.request.watched()) {
-            self.watches.add(path, topic);
+            self.watches.add(path, topic, |topic| shared.bells.has(topic));
         }
     }
 
-    /// One check that fails takes the others with it: those are asked again, without it.
-    fn checked(&self, checks: Vec<Check>, errors: &[i32], desk: &mut Desk) {
-        let failed = errors.iter().any(|error| *error != 0);
-        let mut errors = errors.iter().map(|error| Code::of(*error));
+    /// Concludes checks by the error of each. One that fails takes the others with it: those are sent again without
+    /// it. Checks that all went well are a proof; of others it is not known what they prove.
+    fn checked(&mut self, checks: Vec<Check>, errors: &[i32], sent: Moment, desk: &mut Desk) -> Option<End> {
+        let mut codes = errors.iter().map(|error| Code::of(*error));
+        if let Some(code) = codes.clone().flatten().find(|code| end_of(*code).is_some()) {
+            // It is the session that failed, hence every check.
+            checks.into_iter().for_each(|check| check.conclude(Err(Failure::Refused(code))));
+            return end_of(code);
+        }
+        if codes.clone().all(|code| code.is_none()) {
+            let proof = self.proof(sent);
+            desk.shared.proofs.add(proof);
+            checks.into_iter().for_each(|check| check.conclude(Ok(proof)));
+            return None;
+        }
         for check in checks {
-            match errors.next() {
-                Some(Some(code)) if code != Code::NotReached => {
-                    check.conclude(Err(Failure::Refused(code)));
-                }
-                Some(None) if !failed => check.conclude(Ok(self.session)),
+            match codes.next().flatten() {
+                Some(code) if code != Code::NotReached => check.conclude(Err(Failure::Refused(code))),
                 _ => {
                     desk.work.urgent = true;
                     desk.work.checks.push(check);
                 }
             }
         }
+        None
     }
 
     /// The connection is over: nobody knows what became of what is under way.
@@ -392,7 +432,7 @@ impl Link {
                 Cargo::Checks(checks) => {
                     checks.into_iter().for_each(|check| check.conclude(Err(Failure::Lost)));
                 }
-                Cargo::Vigil | Cargo::Close => {}
+                Cargo::Vigil | Cargo::Abandoned | Cargo::Close => {}
             }
         }
         for job in again.into_iter().rev() {
@@ -454,5 +494,117 @@ impl Shared {
     pub(super) fn expired(&self) {
         self.session.store(0, Ordering::Release);
         self.bells.ring_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use simba_core::SystemClock;
+
+    use super::super::message::Request;
+    use super::super::work::{Outcome, Then};
+    use super::*;
+
+    const SESSION: i64 = 7;
+
+    /// A connection whose other end is closed, and the requests of its session.
+    fn link() -> (Link, Desk) {
+        let (near, _) = tokio::io::duplex(16);
+        let (reader, writer) = tokio::io::split(near);
+        let wire = Wire::of(reader, writer, Moment::ZERO);
+        let link = Link::new(wire, VecDeque::new(), SESSION, Duration::from_secs(12), Moment::ZERO);
+        let shared = Shared::new(String::from("/simba"), 12_000);
+        let (_, inbox) = mpsc::unbounded_channel();
+        let clock = Arc::new(SystemClock);
+        let work = Work::default();
+        (link, Desk { work, inbox, shared: Arc::new(shared), clock, closing: None, deserted: false })
+    }
+
+    fn send(desk: &mut Desk, request: Request) -> oneshot::Receiver<Outcome> {
+        let (to, outcome) = oneshot::channel();
+        desk.work.jobs.push_back(Job { request, topic: None, then: Then::Answer(to) });
+        outcome
+    }
+
+    fn check(desk: &mut Desk) -> oneshot::Receiver<Result<Proof, Failure>> {
+        let (to, outcome) = oneshot::channel();
+        desk.work.checks.push(Check { path: "/simba/m/n".into(), to });
+        outcome
+    }
+
+    /// An answer to the request of this number, without an error.
+    fn answer(xid: i32, body: impl FnOnce(&mut Writer)) -> Writer {
+        let mut writer = Writer::default();
+        writer.int(xid).long(1).int(0);
+        body(&mut writer);
+        writer
+    }
+
+    #[test]
+    fn an_answer_that_cannot_be_read_loses_what_is_under_way_and_no_more() {
+        // A wrong number, and an answer without its body.
+        for xid in [FIRST + 9, FIRST + 1] {
+            let (mut link, mut desk) = link();
+            let mut read = send(&mut desk, Request::Data { path: "/a".into(), watch: false });
+            desk.work.jobs.push_back(Job::forget("/simba/m/n".into()));
+            link.send(&mut desk, true);
+            let frame = answer(xid, |_| {});
+            assert!(link.answer(frame.bytes(), &mut desk, &mut Life::default()).is_err());
+            link.lost(&mut desk);
+            assert!(matches!(read.try_recv(), Ok(Err(Failure::Lost))), "it may have been carried out");
+            let left = desk.work.next_job().expect("a deletion is repeated");
+            assert!(matches!(left.request, Request::Delete { .. }), "{left:?}");
+        }
+    }
+
+    #[test]
+    fn checks_whose_answer_cannot_be_read_are_lost() {
+        let (mut link, mut desk) = link();
+        let mut checked = check(&mut desk);
+        link.send(&mut desk, true);
+        let frame = answer(FIRST + 1, |w| {
+            w.int(99).bool(false).int(0);
+        });
+        assert!(link.answer(frame.bytes(), &mut desk, &mut Life::default()).is_err());
+        link.lost(&mut desk);
+        assert!(matches!(checked.try_recv(), Ok(Err(Failure::Lost))));
+    }
+
+    #[test]
+    fn a_session_that_has_expired_ends_all_checks_at_once() {
+        let (mut link, mut desk) = link();
+        let mut outcomes = [check(&mut desk), check(&mut desk), check(&mut desk)];
+        link.send(&mut desk, true);
+        let frame = answer(FIRST + 1, |w| {
+            for error in [-112, -2, -2] {
+                w.int(-1).bool(false).int(error).int(error);
+            }
+            w.int(-1).bool(true).int(-1);
+        });
+        let end = link.answer(frame.bytes(), &mut desk, &mut Life::default()).unwrap();
+        assert!(matches!(end, Some(End::Expired)), "{end:?}");
+        for outcome in &mut outcomes {
+            let outcome = outcome.try_recv().expect("answered without another request");
+            assert!(matches!(outcome, Err(Failure::Refused(Code::SessionExpired))), "{outcome:?}");
+        }
+        assert!(desk.work.checks.is_empty());
+    }
+
+    #[test]
+    fn one_check_that_fails_has_the_others_sent_again() {
+        let (mut link, mut desk) = link();
+        let mut outcomes = [check(&mut desk), check(&mut desk), check(&mut desk)];
+        link.send(&mut desk, true);
+        let frame = answer(FIRST + 1, |w| {
+            w.int(13).bool(false).int(0);
+            for error in [-101, -2] {
+                w.int(-1).bool(false).int(error).int(error);
+            }
+            w.int(-1).bool(true).int(-1);
+        });
+        assert!(link.answer(frame.bytes(), &mut desk, &mut Life::default()).unwrap().is_none());
+        assert!(outcomes[0].try_recv().is_err() && outcomes[2].try_recv().is_err(), "not answered yet");
+        assert!(matches!(outcomes[1].try_recv(), Ok(Err(Failure::Refused(Code::NoNode)))));
+        assert_eq!((desk.work.checks.len(), desk.work.urgent), (2, true));
     }
 }

@@ -30,11 +30,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 use bells::Bells;
 pub(crate) use bells::{Ear, Ring, Topic};
 pub(crate) use code::Code;
-pub(crate) use connection::srvr;
+pub(crate) use connection::four_letters;
 pub(crate) use failure::Failure;
 pub(crate) use message::{Access, Mode, Reply, Request, Stat};
 pub(crate) use names::Names;
 use proof::Proofs;
+pub(crate) use proof::{Proof, lease};
 use supervisor::Supervisor;
 pub(crate) use work::Outcome;
 use work::{Check, Job, Then};
@@ -78,6 +79,21 @@ struct Shared {
     state: watch::Sender<Option<Result<(), Error>>>,
 }
 
+impl Shared {
+    /// Starts without a session; `timeout` is what will be asked for, in milliseconds.
+    fn new(root: String, timeout: u32) -> Self {
+        Self {
+            session: AtomicI64::new(0),
+            timeout: AtomicU32::new(timeout),
+            connection: AtomicU64::new(0),
+            root,
+            bells: Arc::default(),
+            proofs: Proofs::default(),
+            state: watch::Sender::new(None),
+        }
+    }
+}
+
 /// A session with the store. Its requests are carried out in the order in which they are made.
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -92,15 +108,7 @@ impl Client {
     pub(crate) fn start(config: Arc<ZookeeperConfig>, timeout: Duration, clock: Arc<dyn Clock>) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
         let millis = u32::try_from(timeout.as_millis()).unwrap_or(i32::MAX as u32).min(i32::MAX as u32);
-        let shared = Arc::new(Shared {
-            session: AtomicI64::new(0),
-            timeout: AtomicU32::new(millis),
-            connection: AtomicU64::new(0),
-            root: config.paths().root(),
-            bells: Arc::default(),
-            proofs: Proofs::default(),
-            state: watch::Sender::new(None),
-        });
+        let shared = Arc::new(Shared::new(config.paths().root(), millis));
         let supervisor =
             Supervisor::new(Arc::clone(&config), millis, Arc::clone(&clock), Arc::clone(&shared), inbox);
         tokio::spawn(supervisor.run());
@@ -141,15 +149,24 @@ impl Client {
         self.clock.now()
     }
 
-    /// How long a holder may count on a session from one sign of life that a quorum has seen: two thirds. The
-    /// leader of the ensemble may have heard of it last a third of the timeout before.
+    /// Returns the longest time that a holder may count on the session from one quorum call on.
     pub(crate) fn lease(&self) -> Duration {
-        self.timeout() / 3 * 2
+        lease(self.timeout())
     }
 
-    /// How much of its lease a session has left at this moment, by the last quorum call that was answered.
+    /// Returns how much is left at this moment of what the last quorum call of a session has shown.
     pub(crate) fn left(&self, session: i64, at: Moment) -> Duration {
-        self.shared.proofs.left(session, at, self.lease())
+        self.shared.proofs.left(session, at)
+    }
+
+    /// Returns how often the session was granted for a shorter time than before.
+    pub(crate) fn cuts(&self) -> u32 {
+        self.shared.proofs.cuts()
+    }
+
+    /// Returns when all proofs end that are older than the last such grant.
+    pub(crate) fn cut_at(&self) -> Moment {
+        self.shared.proofs.cut_at()
     }
 
     /// Begins to listen for hints.
@@ -189,8 +206,8 @@ impl Client {
         heard(&mut self.send(request, None)).await
     }
 
-    /// Asks whether a node exists, by a quorum; gives the session that the answer holds for.
-    pub(crate) fn check(&self, path: String, urgency: Urgency) -> oneshot::Receiver<Result<i64, Failure>> {
+    /// Asks whether a node exists, by a quorum; gives what the answer proves of the session.
+    pub(crate) fn check(&self, path: String, urgency: Urgency) -> oneshot::Receiver<Result<Proof, Failure>> {
         let (to, outcome) = oneshot::channel();
         self.command(Command::Check(Check { path, to }, urgency));
         outcome

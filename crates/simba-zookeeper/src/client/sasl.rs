@@ -9,27 +9,47 @@ use md5::{Digest as _, Md5};
 const URI: &str = "zookeeper/zk-sasl-md5";
 const DEFAULT_REALM: &str = "zk-sasl-md5";
 
-/// The answer to a challenge; nothing if it is not one of this mechanism.
-pub(super) fn answer(challenge: &[u8], user: &str, password: &str) -> Option<String> {
+/// The answer to a challenge.
+pub(super) struct Answer {
+    pub(super) text: String,
+    /// What a server that knows the password says next.
+    proof: String,
+}
+
+impl Answer {
+    /// Returns whether this is what a server says that knows the password.
+    pub(super) fn is_proven_by(&self, said: &[u8]) -> bool {
+        let parts = std::str::from_utf8(said).ok().and_then(directives);
+        parts.is_some_and(|parts| parts.get("rspauth") == Some(&self.proof))
+    }
+}
+
+/// Returns the answer to a challenge; nothing if it is not one of this mechanism.
+pub(super) fn answer(challenge: &[u8], user: &str, password: &str) -> Option<Answer> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).ok()?;
     respond(std::str::from_utf8(challenge).ok()?, user, password, &hex(&random))
 }
 
-fn respond(challenge: &str, user: &str, password: &str, cnonce: &str) -> Option<String> {
+fn respond(challenge: &str, user: &str, password: &str, cnonce: &str) -> Option<Answer> {
     let parts = directives(challenge)?;
     let nonce = parts.get("nonce")?;
     let realm = parts.get("realm").map_or(DEFAULT_REALM, String::as_str);
     let secret = md5(&[user.as_bytes(), b":", realm.as_bytes(), b":", password.as_bytes()]);
     let one = hex(&md5(&[&secret, b":", nonce.as_bytes(), b":", cnonce.as_bytes()]));
-    let two = hex(&md5(&[b"AUTHENTICATE:", URI.as_bytes()]));
-    let proof = hex(&md5(&[format!("{one}:{nonce}:00000001:{cnonce}:auth:{two}").as_bytes()]));
-    Some(format!(
+    // The client proves itself by naming what it does, the server by leaving that out.
+    let proof = |action: &str| {
+        let two = hex(&md5(&[action.as_bytes(), b":", URI.as_bytes()]));
+        hex(&md5(&[format!("{one}:{nonce}:00000001:{cnonce}:auth:{two}").as_bytes()]))
+    };
+    let text = format!(
         "charset=utf-8,username=\"{}\",realm=\"{}\",nonce=\"{nonce}\",nc=00000001,cnonce=\"{cnonce}\",\
-         digest-uri=\"{URI}\",maxbuf=65536,response={proof},qop=auth",
+         digest-uri=\"{URI}\",maxbuf=65536,response={},qop=auth",
         quoted(user),
-        quoted(realm)
-    ))
+        quoted(realm),
+        proof("AUTHENTICATE")
+    );
+    Some(Answer { text, proof: proof("") })
 }
 
 /// `key=value` or `key="value"`, with commas in between.
@@ -78,10 +98,21 @@ mod tests {
     #[test]
     fn the_proof_depends_on_the_password_and_does_not_show_it() {
         let challenge = "realm=\"r\",nonce=\"n\",qop=\"auth\",algorithm=md5-sess,charset=utf-8";
-        let proof = |password| respond(challenge, "u", password, "c").unwrap();
+        let proof = |password| respond(challenge, "u", password, "c").unwrap().text;
         assert_eq!(proof("hunter2"), proof("hunter2"));
         assert_ne!(proof("hunter2"), proof("hunter3"));
         assert!(!proof("hunter2").contains("hunter2"));
-        assert_eq!(respond("qop=\"auth\"", "u", "p", "c"), None, "no nonce, no answer");
+        assert!(respond("qop=\"auth\"", "u", "p", "c").is_none(), "no nonce, no answer");
+    }
+
+    #[test]
+    fn a_server_that_does_not_know_the_password_proves_nothing() {
+        let challenge = "realm=\"r\",nonce=\"n\",qop=\"auth\",algorithm=md5-sess,charset=utf-8";
+        let (answer, other) =
+            (respond(challenge, "u", "p", "c").unwrap(), respond(challenge, "u", "x", "c").unwrap());
+        assert!(answer.is_proven_by(format!("rspauth={}", answer.proof).as_bytes()));
+        for said in ["", "rspauth=", "rspauth", &format!("rspauth={}", other.proof), "response=1"] {
+            assert!(!answer.is_proven_by(said.as_bytes()), "{said}");
+        }
     }
 }

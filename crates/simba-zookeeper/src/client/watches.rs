@@ -1,6 +1,7 @@
 //! Who is to be woken when a node changes.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher as _, RandomState};
 
 use super::bells::{Ring, Topic};
@@ -26,12 +27,16 @@ enum Topics {
 }
 
 impl Topics {
-    fn add(&mut self, topic: Topic) {
+    /// Adds a topic, and forgets those whose contender is gone: behind a node that stays, they would add up.
+    fn add(&mut self, topic: Topic, is_there: impl Fn(Topic) -> bool) {
         match self {
+            Self::One(one) if !is_there(*one) => *self = Self::One(topic),
             Self::One(one) if *one == topic => {}
             Self::One(one) => *self = Self::Many(Box::new(vec![*one, topic])),
-            Self::Many(many) if many.contains(&topic) => {}
-            Self::Many(many) => many.push(topic),
+            Self::Many(many) => {
+                many.retain(|one| *one != topic && is_there(*one));
+                many.push(topic);
+            }
         }
     }
 
@@ -49,17 +54,19 @@ impl Topics {
 }
 
 impl Watches {
-    /// The server has this watch now.
-    pub(super) fn add(&mut self, path: &str, topic: Topic) {
-        let (mut waited, waits) = (false, topic.ring == Ring::Turn);
-        self.of
-            .entry(self.hash.hash_one(path))
-            .and_modify(|topics| {
-                waited = topics.wait();
-                topics.add(topic);
-            })
-            .or_insert(Topics::One(topic));
-        self.turns += usize::from(waits && !waited);
+    /// Records that the server has this watch now.
+    pub(super) fn add(&mut self, path: &str, topic: Topic, is_there: impl Fn(Topic) -> bool) {
+        let topics = match self.of.entry(self.hash.hash_one(path)) {
+            Entry::Vacant(vacant) => {
+                self.turns += usize::from(topic.ring == Ring::Turn);
+                vacant.insert(Topics::One(topic));
+                return;
+            }
+            Entry::Occupied(occupied) => occupied.into_mut(),
+        };
+        let waited = topics.wait();
+        topics.add(topic, is_there);
+        self.turns = self.turns + usize::from(topics.wait()) - usize::from(waited);
     }
 
     /// The server had them, and they fired.
@@ -90,9 +97,9 @@ mod tests {
         let (one, two) = (one.topic(Ring::Turn), two.topic(Ring::Turn));
         let mut watches = Watches::default();
         for topic in [one, two, one] {
-            watches.add("/a", topic);
+            watches.add("/a", topic, |_| true);
         }
-        assert_eq!(watches.fired("/a"), [one, two]);
+        assert_eq!(watches.fired("/a"), [two, one]);
         assert!(watches.fired("/a").is_empty());
     }
 
@@ -100,13 +107,29 @@ mod tests {
     fn a_node_that_is_waited_for_is_told_from_an_own_one() {
         let ear = Arc::new(Bells::default()).ear();
         let mut watches = Watches::default();
-        watches.add("/own", ear.topic(Ring::Own));
+        watches.add("/own", ear.topic(Ring::Own), |_| true);
         assert!(!watches.anybody_waits(|_| true));
-        watches.add("/before", ear.topic(Ring::Turn));
-        watches.add("/before", ear.topic(Ring::Turn));
+        watches.add("/before", ear.topic(Ring::Turn), |_| true);
+        watches.add("/before", ear.topic(Ring::Turn), |_| true);
         assert!(watches.anybody_waits(|_| true));
         assert!(!watches.anybody_waits(|_| false), "nobody is left");
         watches.fired("/before");
+        assert!(!watches.anybody_waits(|_| true));
+    }
+
+    #[test]
+    fn contenders_that_are_gone_do_not_add_up_behind_a_node() {
+        let bells = Arc::new(Bells::default());
+        let stays = bells.ear();
+        let mut watches = Watches::default();
+        watches.add("/before", stays.topic(Ring::Turn), |topic| bells.has(topic));
+        let mut last = None;
+        for _ in 0..100 {
+            let ear = bells.ear();
+            watches.add("/before", ear.topic(Ring::Turn), |topic| bells.has(topic));
+            last = Some(ear.topic(Ring::Turn));
+        }
+        assert_eq!(watches.fired("/before"), [stays.topic(Ring::Turn), last.unwrap()]);
         assert!(!watches.anybody_waits(|_| true));
     }
 }

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use super::bells::Topic;
 use super::failure::Failure;
 use super::message::{Mode, Reply, Request};
+use super::proof::Proof;
 
 pub(crate) type Outcome = Result<Reply, Failure>;
 
@@ -27,7 +28,7 @@ pub(super) enum Then {
     Answer(oneshot::Sender<Outcome>),
     /// Nobody asks any more, but it has to be done: repeated for as long as the session lasts.
     Insist,
-    /// The same, to delete the children whose names begin like this.
+    /// The same, to delete the children whose names begin like this: a `sync`, then a list.
     Sweep { parent: String, prefix: String },
 }
 
@@ -38,8 +39,12 @@ impl Job {
     }
 
     /// Deletes what a creation without an answer may have left behind.
+    ///
+    /// The leader may have accepted the creation from the server that we were connected to, while the one that we are
+    /// connected to now has not heard of it. The leader answers a `sync` behind all that it has accepted. What it
+    /// accepts later is refused, since the session belongs to another server by then.
     pub(super) fn sweep(parent: String, prefix: String) -> Self {
-        let request = Request::Children { path: parent.clone(), watch: false };
+        let request = Request::Sync { path: parent.clone() };
         Self { request, topic: None, then: Then::Sweep { parent, prefix } }
     }
 
@@ -59,6 +64,10 @@ impl Job {
                 tell_of_leftovers(&outcome);
                 Vec::new()
             }
+            (Then::Sweep { parent, prefix }, Ok(Reply::Done)) => {
+                let request = Request::Children { path: parent.clone(), watch: false };
+                vec![Self { request, topic: None, then: Then::Sweep { parent, prefix } }]
+            }
             (Then::Sweep { parent, prefix }, Ok(Reply::Children(names))) => names
                 .iter()
                 .filter(|name| name.starts_with(&prefix))
@@ -75,7 +84,9 @@ impl Job {
     pub(super) fn lost(self) -> Vec<Self> {
         match self.then {
             Then::Answer(_) => self.conclude(Err(Failure::Lost)),
-            Then::Insist | Then::Sweep { .. } => vec![self],
+            Then::Insist => vec![self],
+            // The next server has to be asked for a `sync` again.
+            Then::Sweep { parent, prefix } => vec![Self::sweep(parent, prefix)],
         }
     }
 }
@@ -104,12 +115,12 @@ fn undo(request: &Request, outcome: &Outcome) -> Vec<Job> {
 #[derive(Debug)]
 pub(super) struct Check {
     pub(super) path: String,
-    /// The session that the answer holds for.
-    pub(super) to: oneshot::Sender<Result<i64, Failure>>,
+    /// Takes what the answer proves.
+    pub(super) to: oneshot::Sender<Result<Proof, Failure>>,
 }
 
 impl Check {
-    pub(super) fn conclude(self, outcome: Result<i64, Failure>) {
+    pub(super) fn conclude(self, outcome: Result<Proof, Failure>) {
         // Who does not listen any more has nothing to undo: a check changes nothing.
         let _ = self.to.send(outcome);
     }
@@ -206,13 +217,25 @@ mod tests {
         assert_eq!(path, "/simba/m/_c_1-latch-0000000007");
     }
 
+    /// The one thing that is left to do.
+    fn only(left: Vec<Job>) -> Job {
+        let [left] = <[Job; 1]>::try_from(left).unwrap();
+        left
+    }
+
     #[test]
-    fn a_creation_without_an_answer_is_looked_for() {
+    fn a_creation_without_an_answer_is_searched_for_behind_a_sync() {
         let (job, outcome) = creation();
         drop(outcome);
-        let [left] = <[Job; 1]>::try_from(job.lost()).unwrap();
+        let sync = only(job.lost());
+        assert!(matches!(&sync.request, Request::Sync { path } if path == "/simba/m"), "{sync:?}");
+        let list = only(sync.conclude(Ok(Reply::Done)));
+        assert!(matches!(&list.request, Request::Children { path, .. } if path == "/simba/m"), "{list:?}");
+        let again = only(list.lost());
+        assert!(matches!(&again.request, Request::Sync { .. }), "a new connection needs a sync of its own");
+        let list = only(again.conclude(Ok(Reply::Done)));
         let names = ["_c_2-latch-0", "_c_1-latch-1"].into_iter().collect();
-        let [found] = &left.conclude(Ok(Reply::Children(names)))[..] else { panic!("its own node alone") };
+        let found = only(list.conclude(Ok(Reply::Children(names))));
         assert!(matches!(&found.request, Request::Delete { path } if path == "/simba/m/_c_1-latch-1"));
     }
 

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub(crate) mod peers;
 pub(crate) mod raw;
 
 use std::sync::Arc;
@@ -33,9 +34,9 @@ impl Zookeeper {
         let url = shared("SIMBA_TCK_ZOOKEEPER");
         let address = url.strip_prefix("zookeeper://").unwrap();
         let mut raw = Raw::connect(address);
-        raw.create_for("/least", raw::USE, "digest", DIGEST);
+        raw.create_for("/least-rights", raw::READ_AND_CREATE, "digest", DIGEST);
         raw.close();
-        Self::at(format!("zookeeper://{USER}:tck-password@{address}/least?acl=creator"))
+        Self::at(format!("zookeeper://{USER}:tck-password@{address}/least-rights?acl=creator"))
     }
 
     /// The ensemble that all tests share.
@@ -74,7 +75,7 @@ impl Fixture for Zookeeper {
     }
 
     fn profile(&self) -> Profile {
-        Profile::default().with_keeps_token_on_resume(true).with_dead_waiter(None)
+        Profile::default().with_dead_waiter(None)
     }
 }
 

@@ -6,9 +6,12 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// All rights, and all but the right to give rights.
+/// The error of a node that is not there.
+pub(crate) const NO_NODE: i32 = -101;
+
+/// All rights, and those to read and to create.
 pub(crate) const ALL: i32 = 31;
-pub(crate) const USE: i32 = 15;
+pub(crate) const READ_AND_CREATE: i32 = 5;
 
 pub(crate) struct Raw {
     stream: TcpStream,

@@ -1,0 +1,108 @@
+//! Notices that a server's wall clock was set.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use simba_core::Moment;
+
+/// What two readings may differ by without a step: both machines round, and schedulers are late.
+const SLACK: Duration = Duration::from_millis(50);
+/// How much faster or slower the server's clock may run than ours, as a divisor.
+const DRIFT: u32 = 100;
+
+/// Compares a server's wall clock with the local clock that does not step, from one reading to the next.
+///
+/// A store that ends leases by its wall clock ends them early when that clock is set forward. No client can prevent
+/// it, but a client can report it.
+#[derive(Debug, Default)]
+pub struct ServerClock {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: Option<ClockReading>,
+    step: Option<ClockStep>,
+}
+
+/// A server's wall clock, read there between two moments here.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_structs)]
+pub struct ClockReading {
+    /// The server's time since 1970.
+    pub server: Duration,
+    /// Before the request was sent.
+    pub sent: Moment,
+    /// After the reply was received.
+    pub received: Moment,
+}
+
+/// By how many milliseconds a server's clock was set, at least; negative if it was set back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)]
+pub struct ClockStep(pub i128);
+
+impl ServerClock {
+    /// Takes a reading. Returns the step since the last reading, if there was one.
+    pub fn read(&self, reading: ClockReading) -> Option<ClockStep> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let step = match &state.last {
+            // Replies overtake each other on several connections.
+            Some(last) if last.received > reading.received => return None,
+            Some(last) => step(last, &reading),
+            None => None,
+        };
+        state.last = Some(reading);
+        state.step = step.or(state.step);
+        step
+    }
+
+    /// Returns the last step that was noticed.
+    #[must_use]
+    pub fn last_step(&self) -> Option<ClockStep> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).step
+    }
+}
+
+/// Returns the step between two readings, if nothing else explains them.
+fn step(before: &ClockReading, after: &ClockReading) -> Option<ClockStep> {
+    let moved = millis(after.server) - millis(before.server);
+    let (least, most) = (after.sent - before.received, after.received - before.sent);
+    let slack = SLACK + most / DRIFT;
+    let (least, most) = (millis(least) - millis(slack), millis(most) + millis(slack));
+    match moved {
+        moved if moved > most => Some(ClockStep(moved - most)),
+        moved if moved < least => Some(ClockStep(moved - least)),
+        _ => None,
+    }
+}
+
+fn millis(duration: Duration) -> i128 {
+    i128::try_from(duration.as_millis()).unwrap_or(i128::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(server_ms: u64, sent: u64, received: u64) -> ClockReading {
+        let at = |ms| Moment::ZERO + Duration::from_millis(ms);
+        ClockReading { server: Duration::from_millis(server_ms), sent: at(sent), received: at(received) }
+    }
+
+    #[test]
+    fn equal_rates_and_slow_replies_are_no_step() {
+        let clock = ServerClock::default();
+        assert_eq!(clock.read(reading(5_000, 0, 10)), None);
+        assert_eq!(clock.read(reading(15_000, 10_000, 10_010)), None);
+        assert_eq!(clock.read(reading(17_000, 10_020, 14_000)), None, "a slow reply");
+        assert_eq!(clock.last_step(), None);
+    }
+
+    #[test]
+    fn a_clock_set_by_an_hour_is_a_step_in_its_direction() {
+        let before = reading(10_000_000, 0, 10);
+        assert!(step(&before, &reading(13_601_000, 1_000, 1_010)).unwrap().0 > 3_500_000);
+        assert!(step(&before, &reading(6_401_000, 1_000, 1_010)).unwrap().0 < -3_500_000);
+    }
+}

@@ -1,0 +1,170 @@
+//! A rolling upgrade: the version before and this one contend for one mutex on each store.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::step::{self, Verdict};
+use crate::workspace::Workspace;
+
+/// The version before.
+const BEFORE: &str = "07c5288b24ed7a8934bbc2a9866e3576a0dd08a9";
+/// How long both contend on each store.
+const PERIOD: Duration = Duration::from_secs(60);
+/// How many processes of each version contend at a time.
+const EACH: usize = 3;
+/// One in so many runs is killed.
+const KILLED: u64 = 3;
+/// The exit code of a version that refuses what it finds in the store.
+const REFUSED: i32 = 78;
+
+/// The stores, by the variable with their address.
+const STORES: [&str; 6] = [
+    "SIMBA_TCK_REDIS",
+    "SIMBA_TCK_REDIS_CLUSTER",
+    "SIMBA_TCK_MYSQL",
+    "SIMBA_TCK_POSTGRES",
+    "SIMBA_TCK_ZOOKEEPER",
+    "SIMBA_TCK_ETCD",
+];
+
+/// The command under the mutex: an exclusive lock that is taken already shows two holders, and tokens are written in
+/// the order of the holds.
+const WORK: &str =
+    "flock -n lock -c 'echo $SIMBA_FENCING_TOKEN $0 >> tokens; sleep 0.02' || echo $0 >> overlaps";
+
+/// Builds the version before, then lets both versions contend on every store, with kills. Two holders at once or a
+/// token that does not grow fail it; so does a version that never gets the mutex, unless the new one refuses the store.
+pub(crate) fn step(workspace: &Workspace) -> Result<Verdict> {
+    let (old, new) = (build_before(workspace)?, build_now(workspace)?);
+    let stores =
+        STORES.iter().map(|name| workspace.variable(name).context(*name)).collect::<Result<Vec<_>>>()?;
+    let folder = workspace.scratch("upgrade").join("runs");
+    let file = format!("sqlite:{}", folder.join("simba.db").display());
+    fs::create_dir_all(&folder)?;
+    let mut broken = Vec::new();
+    for url in stores.into_iter().chain([file]) {
+        if let Err(error) = contend(&folder, &url, [&old, &new]) {
+            broken.push(format!("{url}: {error:#}"));
+        }
+    }
+    ensure!(broken.is_empty(), "{}", broken.join("\n"));
+    Ok(Verdict::Passed)
+}
+
+fn build_before(workspace: &Workspace) -> Result<PathBuf> {
+    let source = workspace.scratch("upgrade").join("before");
+    if !source.is_dir() {
+        step::run(workspace.command("git").args(["worktree", "prune"]))?;
+        step::run(workspace.command("git").args(["worktree", "add", "--detach"]).arg(&source).arg(BEFORE))?;
+    }
+    let mut command = workspace.cargo("build --locked -p simba-cli");
+    step::run(command.current_dir(&source).env("CARGO_TARGET_DIR", source.join("target")))?;
+    Ok(source.join("target/debug/simba"))
+}
+
+fn build_now(workspace: &Workspace) -> Result<PathBuf> {
+    step::run(&mut workspace.cargo("build --locked -p simba-cli"))?;
+    Ok(workspace.scratch("debug").join("simba"))
+}
+
+/// What the processes of one version did.
+#[derive(Debug, Default)]
+struct Count {
+    ended: AtomicU32,
+    killed: AtomicU32,
+    refused: AtomicU32,
+}
+
+fn contend(folder: &Path, url: &str, programs: [&Path; 2]) -> Result<()> {
+    let folder = folder.join(url.split([':', '+']).next().unwrap_or_default());
+    // What an earlier run wrote.
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder)?;
+    let (end, counts) = (Instant::now() + PERIOD, [Count::default(), Count::default()]);
+    thread::scope(|scope| {
+        let (folder, counts) = (&folder, &counts);
+        let workers: Vec<_> = (0..2 * EACH)
+            .map(|at| scope.spawn(move || work(folder, url, programs[at % 2], at, end, &counts[at % 2])))
+            .collect();
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().unwrap_or_else(|_| bail!("a worker panicked")))
+    })?;
+    judge(&folder, url, &counts)
+}
+
+/// Runs the command under the mutex again and again, and kills `simba` now and then.
+fn work(folder: &Path, url: &str, program: &Path, at: usize, end: Instant, count: &Count) -> Result<()> {
+    let mut random = Random(at as u64 + 1);
+    let name = if at.is_multiple_of(2) { "old" } else { "new" };
+    while Instant::now() < end {
+        let mut command = Command::new(program);
+        command.args(["--on", url, "run", "--ttl", "2s", "--transition", "2s", "-w", "20s", "upgrade", "--"]);
+        command.args(["sh", "-c", WORK, name]).current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut child = command.stderr(Stdio::null()).spawn().context("cannot start simba")?;
+        if random.next().is_multiple_of(KILLED) {
+            thread::sleep(Duration::from_millis(random.next() % 300));
+            child.kill()?;
+            child.wait()?;
+            count.killed.fetch_add(1, Ordering::SeqCst);
+            continue;
+        }
+        match child.wait()?.code() {
+            Some(REFUSED) => {
+                count.refused.fetch_add(1, Ordering::SeqCst);
+                thread::sleep(Duration::from_millis(200));
+            }
+            _ => {
+                count.ended.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn judge(folder: &Path, url: &str, [old, new]: &[Count; 2]) -> Result<()> {
+    let overlaps = fs::read_to_string(folder.join("overlaps")).unwrap_or_default();
+    let tokens = fs::read_to_string(folder.join("tokens")).unwrap_or_default();
+    let holds: Vec<(u64, &str)> = tokens
+        .lines()
+        .map(|line| {
+            let (token, name) = line.split_once(' ').context("a hold without a token")?;
+            Ok((token.parse()?, name))
+        })
+        .collect::<Result<_>>()?;
+    let won = |who: &str| holds.iter().filter(|(_, name)| *name == who).count();
+    let load = |count: &AtomicU32| count.load(Ordering::SeqCst);
+    eprintln!(
+        "{url}: {} holds by the old version, {} by the new one, {} + {} killed, {} + {} refused, {} overlaps",
+        won("old"),
+        won("new"),
+        load(&old.killed),
+        load(&new.killed),
+        load(&old.refused),
+        load(&new.refused),
+        overlaps.lines().count(),
+    );
+    ensure!(overlaps.is_empty(), "{} commands ran beside another", overlaps.lines().count());
+    if let Some(at) = holds.windows(2).position(|pair| pair[0].0 >= pair[1].0) {
+        bail!("token {} came after {}", holds[at + 1].0, holds[at].0);
+    }
+    ensure!(won("old") > 0, "the old version never held the mutex");
+    ensure!(won("new") > 0 || load(&new.refused) > 0, "the new version neither held the mutex nor refused");
+    Ok(())
+}
+
+/// Numbers that are the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+}
