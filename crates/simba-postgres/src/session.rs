@@ -31,6 +31,8 @@ pub(crate) struct PostgresSession {
     number: u64,
     /// The queue may have an entry of ours.
     queued: bool,
+    /// That entry ends soon, unless it is made again.
+    provisional: bool,
     /// Under which token it was last ours.
     token: i64,
     holds: bool,
@@ -55,7 +57,16 @@ enum Topic {
 impl PostgresSession {
     pub(crate) fn new(handle: Arc<Handle>, claim: Claim) -> Self {
         let number = handle.number();
-        Self { handle, claim, number, queued: false, token: NO_TOKEN, holds: false, ear: None }
+        Self {
+            handle,
+            claim,
+            number,
+            queued: false,
+            provisional: false,
+            token: NO_TOKEN,
+            holds: false,
+            ear: None,
+        }
     }
 
     /// Its name in the tables. Made when it is needed: whoever holds many mutexes keeps none of them.
@@ -168,7 +179,8 @@ impl PostgresSession {
         let (ttl, total) = self.terms();
         let (mutex, owner) = (self.claim.mutex.as_str(), self.claim.contender.as_str());
         // The poll that follows the subscription makes the entry last.
-        let entry = if subscribed || before { self.entry() } else { self.entry().min(PROVISIONAL) };
+        self.provisional = !subscribed && !before;
+        let entry = if self.provisional { self.entry().min(PROVISIONAL) } else { self.entry() };
         let (channel, entry) = (self.handle.calls(), entry.as_secs_f64());
         let params: [crate::wire::Param<'_>; 7] =
             [&mutex, &owner, &&*self.session(), &ttl, &total, &channel, &entry];
@@ -268,6 +280,9 @@ impl PostgresSession {
                 return Ok(());
             }
             self.ear = None;
+            if std::mem::take(&mut self.provisional) {
+                return Ok(());
+            }
             return Err(Handle::no_hints());
         }
         match &mut ear.topic {
