@@ -40,6 +40,8 @@ pub(crate) struct Wish {
     pub(crate) total: f64,
     /// To take: the one that lapsed; to free: the one that it is held under. Negative for none.
     pub(crate) token: i64,
+    /// Whether a mutex that is free may be taken, or one that is ours only renewed.
+    pub(crate) takes: bool,
 }
 
 type Answer = Result<Option<Numbers>>;
@@ -125,10 +127,9 @@ impl Desk {
     async fn alone(&self, handle: &Handle, wish: &Wish) -> Answer {
         let (mutex, owner, session) = (wish.mutex.as_str(), wish.owner.as_str(), &*wish.session);
         let rows = if self.one == Query::Take {
-            let terms = (wish.ttl, wish.total);
-            handle
-                .ask(&wish.mutex, self.one, &[&mutex, &owner, &session, &terms.0, &terms.1, &wish.token])
-                .await?
+            let params: [crate::wire::Param<'_>; 7] =
+                [&mutex, &owner, &session, &wish.ttl, &wish.total, &wish.token, &wish.takes];
+            handle.ask(&wish.mutex, self.one, &params).await?
         } else {
             handle.ask(&wish.mutex, self.one, &[&mutex, &session, &wish.token]).await?
         };
@@ -219,7 +220,9 @@ impl Desk {
         let owners: Vec<&str> = wishes().map(|wish| wish.owner.as_str()).collect();
         let ttls: Vec<f64> = wishes().map(|wish| wish.ttl).collect();
         let totals: Vec<f64> = wishes().map(|wish| wish.total).collect();
-        let params: [crate::wire::Param<'_>; 6] = [&mutexes, &owners, &sessions, &ttls, &totals, &tokens];
+        let takes: Vec<bool> = wishes().map(|wish| wish.takes).collect();
+        let params: [crate::wire::Param<'_>; 7] =
+            [&mutexes, &owners, &sessions, &ttls, &totals, &tokens, &takes];
         wire.rows(&handle.statements, self.many, &params).await
     }
 

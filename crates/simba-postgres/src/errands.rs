@@ -1,9 +1,12 @@
-//! What is done in the background, one after the other: leaving queues, and wake-ups that need another look.
+//! What is done in the background: leaving queues, and wake-ups that need another look.
 
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use simba_core::{MutexName, Result, within};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::handle::Handle;
 use crate::rows::get;
@@ -18,64 +21,75 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub(crate) enum Errand {
     /// A session is gone: out of the queue with it.
-    Leave { mutex: MutexName, session: std::sync::Arc<str> },
+    Leave { mutex: MutexName, session: Arc<str> },
     /// The queue of a mutex changed while it was freed or taken: wake whose turn it is by a fresh look.
     Wake(MutexName),
     /// Forget what crashed clients left behind.
     Sweep,
 }
 
-/// The errands, and the one under way: a run that is dropped takes it up again.
-#[derive(Debug)]
+/// How many statements of errands are on their way at once: the connection is shared with renewals.
+const ABREAST: usize = 4;
+
+/// The errands that wait, and those under way. They are independent: one whose row is locked pauses between its tries,
+/// and delays no other.
 pub(crate) struct Errands {
     queue: mpsc::UnboundedReceiver<Errand>,
-    current: Option<Errand>,
+    under_way: FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    room: Arc<Semaphore>,
 }
 
 impl Errands {
-    pub(crate) const fn new(queue: mpsc::UnboundedReceiver<Errand>) -> Self {
-        Self { queue, current: None }
+    pub(crate) fn new(queue: mpsc::UnboundedReceiver<Errand>) -> Self {
+        Self { queue, under_way: FuturesUnordered::new(), room: Arc::new(Semaphore::new(ABREAST)) }
     }
 
     /// Runs errands as they come.
-    pub(crate) async fn run(&mut self, handle: &Handle) {
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped run loses nothing: the next one goes on.
+    pub(crate) async fn run(&mut self, handle: &Arc<Handle>) {
         loop {
-            if self.current.is_none() {
-                self.current = self.queue.recv().await;
+            tokio::select! {
+                errand = self.queue.recv() => match errand {
+                    Some(errand) => self.begin(handle, errand),
+                    None => return,
+                },
+                Some(()) = self.under_way.next(), if !self.under_way.is_empty() => {}
             }
-            if self.current.is_none() {
-                return;
-            }
-            self.do_current(handle).await;
         }
     }
 
     /// Runs those that are there already.
-    pub(crate) async fn finish(&mut self, handle: &Handle) {
-        while let Some(errand) = self.current.take().or_else(|| self.queue.try_recv().ok()) {
-            self.current = Some(errand);
-            self.do_current(handle).await;
+    pub(crate) async fn finish(&mut self, handle: &Arc<Handle>) {
+        while let Ok(errand) = self.queue.try_recv() {
+            self.begin(handle, errand);
         }
+        while self.under_way.next().await.is_some() {}
     }
 
-    async fn do_current(&mut self, handle: &Handle) {
-        for tried in 0..TRIES {
-            let Some(errand) = &self.current else { return };
-            let done = within(&*handle.clock, handle.config.silence(), perform(handle, errand)).await;
-            match done {
-                Some(Err(error)) if error.is_transient() => {
-                    tracing::debug!(%error, "an errand is tried again")
-                }
-                Some(Err(error)) => {
-                    tracing::debug!(%error, "an errand is left undone");
-                    break;
-                }
-                Some(Ok(())) => break,
-                None => {}
-            }
-            handle.clock.sleep_until(handle.clock.now() + PAUSE * 2u32.pow(tried)).await;
+    fn begin(&self, handle: &Arc<Handle>, errand: Errand) {
+        let (handle, room) = (Arc::clone(handle), Arc::clone(&self.room));
+        self.under_way.push(Box::pin(async move { insist(&handle, &room, &errand).await }));
+    }
+}
+
+/// Tries an errand a few times.
+async fn insist(handle: &Handle, room: &Semaphore, errand: &Errand) {
+    for tried in 0..TRIES {
+        let done = {
+            // The semaphore is never closed.
+            let _permit = room.acquire().await;
+            within(&*handle.clock, handle.config.silence(), perform(handle, errand)).await
+        };
+        match done {
+            Some(Err(error)) if error.is_transient() => tracing::debug!(%error, "an errand is tried again"),
+            Some(Err(error)) => return tracing::debug!(%error, "an errand is left undone"),
+            Some(Ok(())) => return,
+            None => {}
         }
-        self.current = None;
+        handle.clock.sleep_until(handle.clock.now() + PAUSE * 2u32.pow(tried)).await;
     }
 }
 

@@ -56,6 +56,11 @@ impl Trouble {
         self.code() == Some(SqlState::LOCK_NOT_AVAILABLE.code())
     }
 
+    /// Whether the server's queue of notifications is full, since a session that listens does not read.
+    pub(crate) fn is_notify_queue_full(&self) -> bool {
+        self.code() == Some(SqlState::PROGRAM_LIMIT_EXCEEDED.code())
+    }
+
     /// Whether the server has forgotten what was prepared on this connection.
     pub(crate) fn is_forgotten(&self) -> bool {
         matches!(self.code(), Some("26000" | "0A000" | "42P05"))

@@ -1,7 +1,9 @@
 //! What the sessions of one handle share, and the one way of all calls.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use simba_core::{Clock, Error, Hub, MutexName, Result, within};
 use tokio::sync::{Notify, mpsc, watch};
@@ -12,14 +14,11 @@ use crate::desk::Desk;
 use crate::errands::Errand;
 use crate::error::{Trouble, closed, lost, unavailable};
 use crate::gate::Gate;
-use crate::statements::{Query, Statements};
+use crate::statements::{LIVE, NOBODY, Query, Statements};
 use crate::wire::{Param, Wire};
 
 /// How often a statement that the server undid is sent again.
 const TRIES: u32 = 20;
-
-/// Nobody listens to it: for waiters that hear nothing.
-const NOBODY: &str = "simba_nobody";
 
 /// The connection for commands, as calls see it.
 #[derive(Clone, Debug)]
@@ -64,8 +63,10 @@ pub(crate) struct Handle {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) statements: Statements,
     pub(crate) ddl: String,
-    /// The one channel of this handle; no other handle has it.
+    /// The channel of this handle; no other handle has it.
     pub(crate) channel: String,
+    /// Its channel for waiters whose life is shown by a lock.
+    pub(crate) live_channel: String,
     pub(crate) state: watch::Sender<State>,
     pub(crate) hints: watch::Sender<Hints>,
     /// Somebody waits for hints: time to subscribe.
@@ -77,6 +78,9 @@ pub(crate) struct Handle {
     pub(crate) echo: watch::Sender<u64>,
     /// Wake-ups for one waiter, by the number of its session.
     pub(crate) turns: Hub<u64>,
+    /// Sessions that are to poll within a second: their mutex is free, and promised to another waiter.
+    rechecks: Mutex<HashSet<u64>>,
+    pub(crate) recheck_wanted: Notify,
     /// Changes of owner, for all who watch a mutex.
     pub(crate) owners: Hub<MutexName>,
     pub(crate) errands: mpsc::UnboundedSender<Errand>,
@@ -103,11 +107,13 @@ impl Handle {
             Pooler::Yes => Nature::Pooled,
             Pooler::No => Nature::Session,
         };
+        let nonce = nonce();
         let hints = if nature == Nature::Pooled { Hints::Off } else { Hints::Down };
         let handle = Self {
             statements: Statements::new(&config.tables, config.lock_timeout),
             ddl: config.tables.ddl(),
-            channel: format!("simba_{}", nonce()),
+            channel: format!("simba_{nonce}"),
+            live_channel: format!("{LIVE}{nonce}"),
             state: watch::Sender::new(State::Connecting),
             hints: watch::Sender::new(hints),
             wanted: Notify::new(),
@@ -115,6 +121,8 @@ impl Handle {
             closing: watch::Sender::new(false),
             echo: watch::Sender::new(0),
             turns: Hub::local(),
+            rechecks: Mutex::default(),
+            recheck_wanted: Notify::new(),
             owners: Hub::new(),
             errands,
             takes: Desk::new(Query::Take, Query::TakeMany),
@@ -142,11 +150,41 @@ impl Handle {
         self.nature.store(nature as u8, Ordering::Release);
     }
 
-    /// Where a waiter wants to be called.
+    /// The channel of a waiter's entry, which also says whether a lock shows that the waiter lives: only while this
+    /// handle is subscribed. The poll that follows the subscription changes an entry that was made before.
     pub(crate) fn calls(&self) -> &str {
         match *self.hints.borrow() {
             Hints::Off => NOBODY,
-            Hints::Down | Hints::Up => &self.channel,
+            Hints::Down => &self.channel,
+            Hints::Up => &self.live_channel,
+        }
+    }
+
+    /// Subscribes to wake-ups if this handle is not subscribed yet, and waits for it for at most `limit` and a second.
+    /// Returns whether nothing more is to be waited for: it is subscribed, or cannot be.
+    pub(crate) async fn subscribed(&self, limit: Duration) -> bool {
+        if *self.hints.borrow() != Hints::Down {
+            return true;
+        }
+        self.wanted.notify_one();
+        let mut hints = self.hints.subscribe();
+        let settled = hints.wait_for(|hints| *hints != Hints::Down);
+        within(&*self.clock, limit.min(Duration::from_secs(1)), settled).await.is_some()
+    }
+
+    /// Has a waiter poll within a second.
+    pub(crate) fn recheck(&self, number: u64) {
+        if *self.hints.borrow() == Hints::Up {
+            self.rechecks.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+            self.recheck_wanted.notify_one();
+        }
+    }
+
+    /// Wakes the waiters that are to poll.
+    pub(crate) fn wake_rechecks(&self) {
+        let waiting = std::mem::take(&mut *self.rechecks.lock().unwrap_or_else(PoisonError::into_inner));
+        for number in waiting {
+            self.turns.ring(&number);
         }
     }
 
@@ -160,13 +198,23 @@ impl Handle {
         format!("{}-{number:x}", self.channel)
     }
 
+    /// The number of a session of this handle.
+    fn number_of(&self, session: &str) -> Option<u64> {
+        let number = session.strip_prefix(&*self.channel)?.strip_prefix('-')?;
+        u64::from_str_radix(number, 16).ok()
+    }
+
     /// Takes a message of another session, or our own.
     pub(crate) fn hear(&self, payload: &str) {
         match payload.split_once(' ') {
             Some(("turn", session)) => {
-                let number = session.strip_prefix(&*self.channel).and_then(|rest| rest.strip_prefix('-'));
-                if let Some(number) = number.and_then(|number| u64::from_str_radix(number, 16).ok()) {
+                if let Some(number) = self.number_of(session) {
                     self.turns.ring(&number);
+                }
+            }
+            Some(("next", session)) => {
+                if let Some(number) = self.number_of(session) {
+                    self.recheck(number);
                 }
             }
             Some(("owner", mutex)) => {
@@ -208,7 +256,8 @@ impl Handle {
     }
 
     /// Sends a statement about a mutex at once and waits for its rows. What the server undid for the sake of
-    /// another one is sent again.
+    /// another one is sent again. What failed because the server's queue of notifications is full is sent again
+    /// without notifications: waiters poll.
     pub(crate) async fn ask(
         &self,
         mutex: &MutexName,
@@ -216,12 +265,24 @@ impl Handle {
         params: &[Param<'_>],
     ) -> Result<Vec<Row>> {
         let pass = self.gate.pass(mutex, &*self.clock).await?;
-        let mut tried = 0;
+        let (mut tried, mut silent) = (0, false);
         loop {
             tried += 1;
             let wire = self.wire().await?;
-            match wire.rows(&self.statements, query, params).await {
+            let rows = match silent {
+                true => wire.silent_rows(&self.statements, query, params).await,
+                false => wire.rows(&self.statements, query, params).await,
+            };
+            match rows {
                 Ok(rows) => return Ok(rows),
+                Err(trouble) if trouble.is_notify_queue_full() && !silent => {
+                    tracing::warn!(
+                        backend = crate::NAME,
+                        "the server's queue of notifications is full: waiters poll; end the session that listens \
+                         in an open transaction, see pg_notification_queue_usage()"
+                    );
+                    silent = true;
+                }
                 Err(trouble) if trouble.is_undone() && tried < TRIES => tokio::task::yield_now().await,
                 Err(trouble) => {
                     if trouble.is_locked() {

@@ -1,5 +1,6 @@
 //! The connection for wake-ups: one channel per handle, subscribed to when the first session wants it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,7 +13,9 @@ use crate::config::Pooler;
 use crate::error::of_fault;
 use crate::handle::{Handle, Hints, Nature};
 use crate::line::{Ear, Line, open_any};
-use crate::statements::Query;
+use crate::rows::get;
+use crate::statements::{LIVENESS, Query};
+use crate::wire::settings;
 
 /// How long a message to ourselves may take.
 const ECHO: Duration = Duration::from_secs(1);
@@ -23,6 +26,9 @@ const WATCH: Duration = Duration::from_secs(60);
 const REFRESH: Duration = Duration::from_secs(20);
 /// How soon what failed is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
+/// When a waiter polls whose mutex is free and promised to another, in milliseconds: at random, so that not all
+/// handles poll at once, and within a second.
+const RECHECK: std::ops::Range<u64> = 400..800;
 
 /// Keeps the subscription from the first demand on.
 pub(crate) async fn run(handle: &Arc<Handle>) {
@@ -61,16 +67,30 @@ fn ear(handle: &Arc<Handle>) -> Ear {
     })
 }
 
-/// Opens the connection and subscribes; nothing if a pooler keeps the messages from us.
+/// Opens the connection, subscribes, and locks what shows that this handle is alive; nothing if a pooler keeps the
+/// messages from us.
 async fn subscribe(handle: &Handle, ear: &Ear) -> Result<Option<Line>> {
     let place = handle.place.load(Ordering::Relaxed);
     let (_, line) = open_any(&handle.config, &*handle.clock, place, Some(ear)).await?;
-    let listen = format!("LISTEN {}", handle.channel);
-    let listening =
-        async { line.client.batch_execute(&listen).await.map_err(|fault| of_fault(fault, &handle.config)) };
-    handle.in_time(listening).await?;
-    let heard = line.is_direct() || handle.nature() == Nature::Session || echoes(handle, &line).await?;
-    Ok(heard.then_some(line))
+    let listen = format!("LISTEN {}; LISTEN {}", handle.channel, handle.live_channel);
+    if !line.is_direct() && handle.nature() != Nature::Session {
+        send(handle, &line, &listen).await?;
+        if !echoes(handle, &line).await? {
+            return Ok(None);
+        }
+    }
+    // Only now: a lock would stay with a server process of the pool. It is shared, since the connection before this
+    // one may not be missed yet. The settings let the server notice within seconds that this host is gone.
+    let settings = settings(&handle.config);
+    let lock = format!("SELECT pg_advisory_lock_shared({LIVENESS}, hashtext('{}'))", handle.live_channel);
+    send(handle, &line, &format!("{listen}; {settings}; {lock}")).await?;
+    Ok(Some(line))
+}
+
+async fn send(handle: &Handle, line: &Line, text: &str) -> Result<()> {
+    let sent =
+        async { line.client.batch_execute(text).await.map_err(|fault| of_fault(fault, &handle.config)) };
+    handle.in_time(sent).await
 }
 
 /// Whether a message that another connection of ours sends arrives here. Where each transaction has another
@@ -121,19 +141,33 @@ async fn serve(handle: &Handle, line: &Line) {
     // Anything may have been missed.
     handle.turns.ring_all();
     let (mut refresh, mut ping) = (handle.clock.now(), handle.clock.now() + handle.config.ping);
+    let (mut missing, mut recheck) = (Vec::new(), None);
+    let mut again = refresh;
     loop {
         tokio::select! {
             biased;
             () = line.ended() => return,
             () = handle.clock.sleep_until(refresh) => {
-                let watched = watch(handle, handle.owners.resubscribe()).await;
-                refresh = handle.clock.now() + if watched { REFRESH } else { AGAIN };
+                missing = watch(handle, handle.owners.resubscribe()).await;
+                (refresh, again) = (handle.clock.now() + REFRESH, handle.clock.now() + AGAIN);
+            }
+            () = handle.clock.sleep_until(again), if !missing.is_empty() => {
+                missing = watch(handle, std::mem::take(&mut missing)).await;
+                again = handle.clock.now() + AGAIN;
             }
             demand = handle.owners.demand() => {
-                let done = watch(handle, demand.subscribe).await & unwatch(handle, &demand.unsubscribe).await;
-                if !done {
+                missing.extend(watch(handle, demand.subscribe).await);
+                if !unwatch(handle, &demand.unsubscribe).await {
                     refresh = refresh.min(handle.clock.now() + AGAIN);
                 }
+                again = handle.clock.now() + AGAIN;
+            }
+            () = handle.recheck_wanted.notified(), if recheck.is_none() => {
+                recheck = Some(handle.clock.now() + Duration::from_millis(fastrand::u64(RECHECK)));
+            }
+            () = handle.clock.sleep_until(recheck.unwrap_or(ping)), if recheck.is_some() => {
+                recheck = None;
+                handle.wake_rechecks();
             }
             () = handle.clock.sleep_until(ping) => {
                 if !is_alive(handle, line).await {
@@ -151,25 +185,28 @@ async fn is_alive(handle: &Handle, line: &Line) -> bool {
     matches!(answer, Some(Ok(_)))
 }
 
-/// Lets everyone who takes or frees these mutexes tell us, and then lets those who watch look again.
-async fn watch(handle: &Handle, mutexes: Vec<MutexName>) -> bool {
+/// Lets everyone who takes or frees these mutexes tell us, and then lets those who watch look again. Returns the
+/// mutexes that are not watched yet, since their rows are locked or the call failed.
+async fn watch(handle: &Handle, mutexes: Vec<MutexName>) -> Vec<MutexName> {
     if mutexes.is_empty() {
-        return true;
+        return mutexes;
     }
     let names: Vec<&str> = mutexes.iter().map(MutexName::as_str).collect();
     let entry = WATCH.as_secs_f64();
-    match handle.ask_all(Query::Watch, &[&names, &handle.channel, &entry]).await {
-        Ok(_) => {
-            for mutex in &mutexes {
-                handle.owners.ring(mutex);
-            }
-            true
-        }
+    let watched = match handle.ask_all(Query::Watch, &[&names, &handle.channel, &entry]).await {
+        Ok(rows) => rows,
         Err(error) => {
             tracing::debug!(%error, "mutexes are not watched yet");
-            false
+            return mutexes;
         }
+    };
+    let watched: HashSet<&str> = watched.iter().filter_map(|row| get(row, 0).ok()).collect();
+    let (watched, missing): (Vec<_>, _) =
+        mutexes.into_iter().partition(|mutex| watched.contains(mutex.as_str()));
+    for mutex in &watched {
+        handle.owners.ring(mutex);
     }
+    missing
 }
 
 async fn unwatch(handle: &Handle, mutexes: &[MutexName]) -> bool {

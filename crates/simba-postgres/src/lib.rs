@@ -20,18 +20,21 @@
 //! # What it promises, and what not
 //!
 //! - **Exclusion** as long as the server keeps what it acknowledged and its clock is not set forward by more
-//!   than a lease's margin. Each acquisition and each renewal is one statement, decided under the lock of the
-//!   mutex's row; leases are counted by the server from the moment at which it began the statement.
+//!   than a lease's margin. A failover is a change of clock. Each acquisition and each renewal is one statement,
+//!   decided under the lock of the mutex's row; leases are counted by the server's clock, read after that lock was
+//!   had.
 //! - **Tokens** grow with every acquisition, through restarts and crashes: the greater of the last one plus one
 //!   and the server's time in microseconds. A failover to a standby that missed the last writes, or a restored
 //!   backup, can make them go back only if its clock is behind as well.
-//! - **First come, first served** among waiters, each woken by a message; nobody passes a waiter. A waiter that
-//!   is gone without a word delays the next one by at most twice its poll or its ttl, whichever is longer. A
-//!   crash of the server empties the queue; the waiters come again.
+//! - **First come, first served** among waiters, each woken by a message; nobody passes a live waiter. A
+//!   waiter is alive while its handle's connection holds an advisory lock: a killed one keeps a free mutex from the
+//!   next one for at most a second. Behind a transaction pooler it does so for at most twice its poll or its ttl,
+//!   whichever is longer. A crash of the server empties the queue; the waiters come again.
 //! - **No wake-up is lost** between the moment at which a waiter queued and a release; should a connection break,
 //!   its waiters look again once it is back.
 //! - A release is confirmed before it is on the disk if somebody waits. A crash of the server right then leaves
-//!   the mutex to the rest of its lease. Acquisitions and renewals always wait for the disk.
+//!   the mutex to the rest of its lease. Acquisitions and renewals always wait for the disk,
+//!   whatever `synchronous_commit` says.
 //!
 //! # Connections
 //!

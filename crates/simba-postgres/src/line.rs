@@ -1,14 +1,20 @@
 //! One connection to the server, from the socket up.
+//!
+//! A connection that is given up is reset. Otherwise the system would go on sending what is in its buffer, and a server
+//! that comes back minutes later would carry out a statement whose session has ended long ago.
 
 use std::future::{Future, poll_fn};
+use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 
 use simba_core::{Clock, Error, ErrorKind, Result, within};
 use simba_net::dial;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 use tokio_postgres::tls::{MakeTlsConnect, NoTls, TlsConnect};
@@ -26,6 +32,7 @@ pub(crate) type Ear = Arc<dyn Fn(&str) + Send + Sync>;
 pub(crate) struct Line {
     pub(crate) client: Client,
     abort: AbortHandle,
+    aborted: Arc<AtomicBool>,
     /// Its sender goes with the connection.
     end: watch::Receiver<()>,
     place: Place,
@@ -92,8 +99,9 @@ async fn in_time(
 }
 
 async fn greet(config: &PostgresConfig, clock: &dyn Clock, place: &Place, ear: Option<Ear>) -> Result<Line> {
+    let aborted = Arc::new(AtomicBool::new(false));
     let (client, driven, ends) = match place {
-        Place::Tcp { host, port } => over_tcp(config, clock, (host, *port), place, ear).await?,
+        Place::Tcp { host, port } => over_tcp(config, clock, (host, *port), (place, &aborted), ear).await?,
         Place::Unix { .. } => over_socket(config, place, ear).await?,
     };
     let (alive, end) = watch::channel(());
@@ -102,7 +110,7 @@ async fn greet(config: &PostgresConfig, clock: &dyn Clock, place: &Place, ear: O
         drop(alive);
     });
     let (place, config, checked) = (place.clone(), config.clone(), OnceCell::new());
-    Ok(Line { client, abort: task.abort_handle(), end, place, config, ends, checked })
+    Ok(Line { client, abort: task.abort_handle(), aborted, end, place, config, ends, checked })
 }
 
 type Opened = (Client, Driven, Option<(SocketAddr, SocketAddr)>);
@@ -111,19 +119,20 @@ async fn over_tcp(
     config: &PostgresConfig,
     clock: &dyn Clock,
     (host, port): (&str, u16),
-    place: &Place,
+    (place, aborted): (&Place, &Arc<AtomicBool>),
     ear: Option<Ear>,
 ) -> Result<Opened> {
     let stream = dial(host, port, config.connect_timeout, clock).await;
     let stream = stream.map_err(|error| of_dial(error, place))?;
     let ends = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?))).ok();
+    let stream = Resettable { stream, aborted: Arc::clone(aborted) };
     let Some(tls) = &config.tls else {
         let (client, driven) = log_in(config, stream, NoTls, ear).await?;
         return Ok((client, driven, ends));
     };
     let rustls = tls.client_config().map_err(|error| error.with_backend(crate::NAME))?;
     let mut make = MakeRustlsConnect::new(Arc::unwrap_or_clone(rustls));
-    let connect = MakeTlsConnect::<tokio::net::TcpStream>::make_tls_connect(&mut make, host);
+    let connect = MakeTlsConnect::<Resettable>::make_tls_connect(&mut make, host);
     let Ok(connect) = connect;
     let (client, driven) = log_in(config, stream, connect, ear).await?;
     Ok((client, driven, ends))
@@ -180,8 +189,10 @@ impl Line {
         while self.end.clone().changed().await.is_ok() {}
     }
 
-    /// Ends the connection at once; what is not answered yet fails. A line that is dropped ends in order.
+    /// Resets the connection; what is not answered yet fails, and what was not sent yet never is. A line that is
+    /// dropped ends gracefully.
     pub(crate) fn abort(&self) {
+        self.aborted.store(true, Ordering::SeqCst);
         self.abort.abort();
     }
 
@@ -221,4 +232,82 @@ impl Line {
 fn is(end: SocketAddr, (address, port): (Option<String>, Option<i32>)) -> bool {
     let seen = address.and_then(|address| address.parse::<std::net::IpAddr>().ok());
     seen == Some(end.ip()) && port == Some(i32::from(end.port()))
+}
+
+/// A connection that is reset when it is dropped after an abort.
+#[derive(Debug)]
+struct Resettable {
+    stream: TcpStream,
+    aborted: Arc<AtomicBool>,
+}
+
+impl Drop for Resettable {
+    fn drop(&mut self) {
+        if self.aborted.load(Ordering::SeqCst) {
+            // A connection that cannot be reset is closed.
+            let _ = self.stream.set_zero_linger();
+        }
+    }
+}
+
+impl AsyncRead for Resettable {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Resettable {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// What the other end reads when a connection is dropped.
+    async fn dropped(aborted: bool) -> io::Result<usize> {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut other, _) = listener.accept().await.unwrap();
+        let mut stream = Resettable { stream, aborted: Arc::new(AtomicBool::new(false)) };
+        stream.write_all(b"sent").await.unwrap();
+        assert_eq!(other.read(&mut [0; 16]).await.unwrap(), 4);
+        stream.aborted.store(aborted, Ordering::SeqCst);
+        drop(stream);
+        other.read(&mut [0; 16]).await
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_reset_after_an_abort_and_else_ends_gracefully() {
+        assert_eq!(dropped(false).await.unwrap(), 0);
+        assert_eq!(dropped(true).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    }
 }

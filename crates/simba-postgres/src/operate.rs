@@ -3,13 +3,15 @@
 use std::time::{Duration, SystemTime};
 
 use simba_core::operate::{EvictIf, Eviction, Finding, MutexRecord, Probe};
-use simba_core::{Error, ErrorKind, MutexName, Operate, Result, async_trait};
+use simba_core::{Error, ErrorKind, Moment, MutexName, Operate, Result, async_trait};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use crate::backend::PostgresBackend;
+use crate::config::Place;
 use crate::errands;
 use crate::handle::{Handle, Nature};
+use crate::line::open;
 use crate::rows::{contender, get, left, token};
 use crate::schema::{COLUMNS, Shape};
 use crate::statements::Query;
@@ -71,6 +73,7 @@ impl Operate for PostgresBackend {
             rows.first().ok_or_else(|| crate::error::protocol("the server says nothing about itself"))?;
         let mut findings = settings(handle, row)?;
         findings.extend(offset(handle, row, round_trip)?);
+        findings.extend(clocks(handle).await);
         findings.extend(tables(handle).await?);
         let mut probe = Probe::default();
         probe.server = format!("PostgreSQL {}", get::<&str>(row, 0)?);
@@ -153,7 +156,8 @@ async fn shape(handle: &Handle) -> Result<Shape> {
     Ok(Shape::of(tables, &columns))
 }
 
-const PROBE: &str = "SELECT current_setting('server_version'), current_setting('synchronous_commit'), \
+const PROBE: &str = "SELECT current_setting('server_version'), \
+     current_setting('synchronous_standby_names') = '' AND EXISTS (SELECT FROM pg_stat_replication), \
      current_setting('fsync'), current_setting('full_page_writes'), current_setting('autovacuum'), \
      clock_timestamp(), \
      coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(xact_start) FROM pg_stat_activity \
@@ -170,9 +174,9 @@ fn settings(handle: &Handle, row: &Row) -> Result<Vec<Finding>> {
         }
     };
     find(
-        get::<&str>(row, 1)? == "off",
-        "synchronous_commit is off: a crash of the server can undo an acquisition or a renewal",
-        "ALTER ROLE … SET synchronous_commit = on for the user of the URL",
+        get(row, 1)?,
+        "standbys replicate asynchronously: a failover to one forgets the last acquisitions, and two may hold",
+        "set synchronous_standby_names, or fence off what the mutex protects by its token",
     );
     find(
         get::<&str>(row, 2)? == "off" || get::<&str>(row, 3)? == "off",
@@ -208,6 +212,53 @@ fn offset(handle: &Handle, row: &Row, round_trip: Duration) -> Result<Option<Fin
             "let both follow the same time servers (chrony, systemd-timesyncd)",
         )
     }))
+}
+
+/// How far apart the clocks of two servers may be: leases of a second have less margin than this.
+const APART: Duration = Duration::from_millis(100);
+
+/// Compares the clocks of all servers of the URL. One that does not answer has no clock to compare.
+async fn clocks(handle: &Handle) -> Option<Finding> {
+    if handle.config.places.len() < 2 {
+        return None;
+    }
+    let start = handle.clock.now();
+    let mut seen: Vec<(SystemTime, SystemTime, &Place)> = Vec::new();
+    for place in &handle.config.places {
+        match handle.in_time(clock(handle, place)).await {
+            // What the server's clock showed at the start, at the earliest and at the latest.
+            Ok((before, server, after)) => {
+                let start_by = |now: Moment| server.checked_sub(now - start);
+                if let (Some(least), Some(most)) = (start_by(after), start_by(before)) {
+                    seen.push((least, most, place));
+                }
+            }
+            Err(error) => tracing::debug!(%error, %place, "the clock of a server cannot be compared"),
+        }
+    }
+    let (latest, _, ahead) = seen.iter().max_by_key(|(least, ..)| *least)?;
+    let (_, earliest, behind) = seen.iter().min_by_key(|(_, most, _)| *most)?;
+    let apart = left(*latest, *earliest);
+    (apart > APART).then(|| {
+        Finding::new(
+            format!(
+                "the clock of {ahead} is {apart:.1?} ahead of the one of {behind}: after a failover leases end that \
+                 much earlier or later"
+            ),
+            "let all servers follow the same time servers (chrony, systemd-timesyncd)",
+        )
+    })
+}
+
+/// Reads the clock of one server, between two moments of ours.
+async fn clock(handle: &Handle, place: &Place) -> Result<(Moment, SystemTime, Moment)> {
+    let line = open(&handle.config, &*handle.clock, place).await?;
+    let before = handle.clock.now();
+    let rows = line.client.query_typed("SELECT clock_timestamp()", &[]).await;
+    let rows = rows.map_err(|fault| crate::error::of_fault(fault, &handle.config))?;
+    let after = handle.clock.now();
+    let row = rows.first().ok_or_else(|| crate::error::protocol("the server does not tell the time"))?;
+    Ok((before, get(row, 0)?, after))
 }
 
 const RIGHTS: &str = "SELECT has_table_privilege($1, 'SELECT') AND has_table_privilege($1, 'INSERT') \

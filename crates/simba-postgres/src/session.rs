@@ -18,6 +18,9 @@ use crate::statements::Query;
 /// How often a mutex that was free a moment ago is tried within one call.
 const TRIES: u32 = 3;
 
+/// How long a new entry in the queue lasts of a handle whose subscription takes long: nothing shows yet that it lives.
+const PROVISIONAL: std::time::Duration = std::time::Duration::from_secs(2);
+
 /// A parameter that no token has.
 const NO_TOKEN: i64 = -1;
 
@@ -28,6 +31,8 @@ pub(crate) struct PostgresSession {
     number: u64,
     /// The queue may have an entry of ours.
     queued: bool,
+    /// That entry ends soon, unless it is made again.
+    provisional: bool,
     /// Under which token it was last ours.
     token: i64,
     holds: bool,
@@ -52,7 +57,16 @@ enum Topic {
 impl PostgresSession {
     pub(crate) fn new(handle: Arc<Handle>, claim: Claim) -> Self {
         let number = handle.number();
-        Self { handle, claim, number, queued: false, token: NO_TOKEN, holds: false, ear: None }
+        Self {
+            handle,
+            claim,
+            number,
+            queued: false,
+            provisional: false,
+            token: NO_TOKEN,
+            holds: false,
+            ear: None,
+        }
     }
 
     /// Its name in the tables. Made when it is needed: whoever holds many mutexes keeps none of them.
@@ -61,6 +75,9 @@ impl PostgresSession {
     }
 
     async fn ask(&mut self, prior: Prior) -> Result<Answer> {
+        if prior == Prior::Held {
+            return self.renew().await;
+        }
         let lapsed = match prior {
             Prior::Lapsed(token) => i64::try_from(token.get()).unwrap_or(NO_TOKEN),
             _ => NO_TOKEN,
@@ -79,13 +96,21 @@ impl PostgresSession {
         Ok(Answer::Vacant)
     }
 
+    /// Renews the mutex, or asks who has it. It never takes it: this call may arrive after the release that followed
+    /// it.
+    async fn renew(&mut self) -> Result<Answer> {
+        let wish = Wish { takes: false, ..self.wish(NO_TOKEN) };
+        if let Some(numbers) = self.put(&self.handle.takes, wish, true).await? {
+            return self.taken(numbers);
+        }
+        let rows = self.rows(Query::Inspect, &[&self.claim.mutex.as_str()]).await?;
+        rows.first().map_or(Ok(Answer::Vacant), |row| answer(&Seen::of(row)?))
+    }
+
     /// Takes or renews the mutex, or asks who has it. Nothing if it was free in between.
     async fn take(&mut self, lapsed: i64, surely: bool) -> Result<Option<Answer>> {
-        if let Some([token, watched, ..]) = self.put(&self.handle.takes, lapsed, surely).await? {
-            self.took(token, watched);
-            let token =
-                u64::try_from(token).map_err(|_| protocol("a token is below zero: it is not ours"))?;
-            return Ok(Some(self.ours(FencingToken::new(token))));
+        if let Some(numbers) = self.put(&self.handle.takes, self.wish(lapsed), surely).await? {
+            return self.taken(numbers).map(Some);
         }
         match self.claim.intent {
             Intent::Queue => self.queue().await,
@@ -93,18 +118,22 @@ impl PostgresSession {
         }
     }
 
+    /// The mutex is ours, by the numbers of its row.
+    fn taken(&mut self, [token, watched, ..]: Numbers) -> Result<Answer> {
+        self.took(token, watched);
+        let token = u64::try_from(token).map_err(|_| protocol("a token is below zero: it is not ours"))?;
+        Ok(self.ours(FencingToken::new(token)))
+    }
+
+    fn wish(&self, token: i64) -> Wish {
+        let (ttl, total) = self.terms();
+        let (mutex, owner) = (self.claim.mutex.clone(), self.claim.contender.clone());
+        Wish { mutex, owner, session: self.session(), ttl, total, token, takes: true }
+    }
+
     /// Asks at a desk. One that must not be missed is asked for again by itself: a row that is locked at the
     /// moment is left out there.
-    async fn put(&self, desk: &Desk, token: i64, surely: bool) -> Result<Option<Numbers>> {
-        let (ttl, total) = self.terms();
-        let wish = Wish {
-            mutex: self.claim.mutex.clone(),
-            owner: self.claim.contender.clone(),
-            session: self.session(),
-            ttl,
-            total,
-            token,
-        };
+    async fn put(&self, desk: &Desk, wish: Wish, surely: bool) -> Result<Option<Numbers>> {
         let numbers = desk.ask(&self.handle, wish, surely).await;
         numbers.map_err(|error| error.with_mutex(&self.claim.mutex))
     }
@@ -131,9 +160,11 @@ impl PostgresSession {
             // It was ours a moment ago, and was taken from us meanwhile: a fresh look tells by whom.
             return Ok(None);
         }
-        let (now, place): (_, Option<_>) = (get(row, 4)?, get(row, 5)?);
+        let (now, place, channel): (_, Option<_>, Option<&str>) = (get(row, 4)?, get(row, 5)?, get(row, 7)?);
         match place.map(|until| left(until, now)) {
-            Some(left) if left > self.entry() / 2 => answer(&seen).map(Some),
+            Some(left) if left > self.entry() / 2 && channel == Some(self.handle.calls()) => {
+                answer(&seen).map(Some)
+            }
             _ if queues => self.queue().await,
             _ => answer(&seen).map(Some),
         }
@@ -142,10 +173,15 @@ impl PostgresSession {
     /// Keeps our place in the queue, or takes a mutex that nobody ever used. Nothing if it is free: our turn
     /// may have come.
     async fn queue(&mut self) -> Result<Option<Answer>> {
+        // First, so that others see from the beginning whether this process lives.
+        let subscribed = self.handle.subscribed(self.claim.lease.ttl() / 6).await;
         let before = std::mem::replace(&mut self.queued, true);
         let (ttl, total) = self.terms();
         let (mutex, owner) = (self.claim.mutex.as_str(), self.claim.contender.as_str());
-        let (channel, entry) = (self.handle.calls(), self.entry().as_secs_f64());
+        // The poll that follows the subscription makes the entry last.
+        self.provisional = !subscribed && !before;
+        let entry = if self.provisional { self.entry().min(PROVISIONAL) } else { self.entry() };
+        let (channel, entry) = (self.handle.calls(), entry.as_secs_f64());
         let params: [crate::wire::Param<'_>; 7] =
             [&mutex, &owner, &&*self.session(), &ttl, &total, &channel, &entry];
         let rows = self.rows(Query::Queue, &params).await?;
@@ -179,7 +215,7 @@ impl PostgresSession {
 
     /// Frees what the session has under this token.
     async fn free(&self, token: i64) -> Result<()> {
-        let freed = self.put(&self.handle.frees, token, true).await?;
+        let freed = self.put(&self.handle.frees, self.wish(token), true).await?;
         let Some([waited, seen, called, watched]) = freed else { return Ok(()) };
         // The one who was called may have left, or the first one come, while we waited for the row.
         if waited > 0 && (called == 0 || waited != seen) {
@@ -244,6 +280,9 @@ impl PostgresSession {
                 return Ok(());
             }
             self.ear = None;
+            if std::mem::take(&mut self.provisional) {
+                return Ok(());
+            }
             return Err(Handle::no_hints());
         }
         match &mut ear.topic {
@@ -274,6 +313,9 @@ impl Session for PostgresSession {
         if self.holds {
             // A holder has nothing to be told.
             self.ear = None;
+        } else if answer == Answer::Vacant && self.queued {
+            // The waiter before us may die before it takes the mutex, and nobody would notify us.
+            self.handle.recheck(self.number);
         }
         Ok(answer)
     }

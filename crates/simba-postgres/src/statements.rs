@@ -1,8 +1,10 @@
-//! Every statement, once: its text, the types of its parameters, and in two forms.
+//! Every statement, once: its text, the types of its parameters, and in three forms.
 //!
-//! Time is the moment at which the server began a statement. It is after the call was made, so a lease that is
-//! counted from it never ends before its holder believes; and it is one value in a whole statement. Every
-//! statement is a transaction of its own.
+//! Time is `clock_timestamp()`, the server's time at the moment at which it is read. That is after the call was made,
+//! so a lease that is counted from it never ends before its holder believes. The server reads it again when a row
+//! changed while the statement waited for its lock. `statement_timestamp()` would be the time before that wait, and a
+//! lease that was renewed meanwhile would end earlier than its holder believes. Every statement is a transaction of
+//! its own.
 
 use std::time::Duration;
 
@@ -32,8 +34,8 @@ macro_rules! queries {
 }
 
 queries! {
-    Take "take" [TEXT TEXT TEXT FLOAT8 FLOAT8 INT8],
-    TakeMany "take_many" [TEXT_ARRAY TEXT_ARRAY TEXT_ARRAY FLOAT8_ARRAY FLOAT8_ARRAY INT8_ARRAY],
+    Take "take" [TEXT TEXT TEXT FLOAT8 FLOAT8 INT8 BOOL],
+    TakeMany "take_many" [TEXT_ARRAY TEXT_ARRAY TEXT_ARRAY FLOAT8_ARRAY FLOAT8_ARRAY INT8_ARRAY BOOL_ARRAY],
     Free "free" [TEXT TEXT INT8],
     FreeMany "free_many" [TEXT_ARRAY TEXT_ARRAY INT8_ARRAY],
     Look "look" [TEXT TEXT TEXT FLOAT8 FLOAT8 INT8],
@@ -56,44 +58,77 @@ impl Query {
     pub(crate) const OFTEN: &[Self] = Self::ALL.split_at(Self::Create as usize).0;
 }
 
-/// The store's time in microseconds, which tokens never fall behind.
-const MICROS: &str = "(date_part('epoch', statement_timestamp()) * 1000000)::bigint";
+/// The channel of a waiter that cannot be notified. No message is sent to it: every message takes a lock that the
+/// whole server shares until its transaction is on the disk.
+pub(crate) const NOBODY: &str = "simba_nobody";
 
-/// Calls the next waiter. The subqueries see the queue as it was before the row was locked; whether it changed
+/// How the channel of a handle begins whose connection for wake-ups holds an advisory lock.
+pub(crate) const LIVE: &str = "simba_live_";
+
+/// The first key of these advisory locks; the second one is `hashtext` of the channel.
+pub(crate) const LIVENESS: i32 = 0x5369_6d62;
+
+/// The store's time in microseconds, which tokens never fall behind.
+const MICROS: &str = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint";
+
+/// Whether the handle of the waiter `w` is alive: its connection holds a shared lock, which keeps us from locking it.
+/// A waiter without such a lock (behind a pooler, not subscribed yet, of an older version) is alive until its entry
+/// ends. The lock is given back at once, so that the many entries of a crashed host need no room at the server.
+const ALIVE: &str = "CASE WHEN left(w.channel, 11) = 'simba_live_'
+    AND pg_try_advisory_lock({liveness}, hashtext(w.channel))
+    THEN NOT pg_advisory_unlock({liveness}, hashtext(w.channel)) ELSE true END";
+
+/// Notifies the first live waiter of the mutex `m` that it is its turn, and the second that it is next: that one polls
+/// within a second in case the first one dies before it takes the mutex. Returns how many there are.
+const NEXT: &str = "SELECT count(CASE WHEN n.channel = 'simba_nobody' THEN ''
+        ELSE {notify}(n.channel, n.word || n.session)::text END)
+    FROM (
+        SELECT w.channel, w.session,
+            CASE row_number() OVER (ORDER BY w.place) WHEN 1 THEN 'turn ' ELSE 'next ' END AS word
+        FROM {waiter} w
+        WHERE w.mutex = m.mutex AND NOT w.watches AND w.until > clock_timestamp() {others} AND {alive}
+        ORDER BY w.place LIMIT 2) n";
+
+/// Notifies the next waiters. The subqueries see the queue as it was before the row was locked; whether it changed
 /// meanwhile, the two numbers tell. Where nobody waits they are not carried out.
 const CALLED: &str = "m.waited,
     CASE WHEN m.waited > 0 THEN (SELECT s.waited FROM {mutex} s WHERE s.mutex = m.mutex)
         ELSE m.waited END AS seen_waited,
-    CASE WHEN m.waited > 0 THEN (
-        SELECT count(pg_notify(n.channel, 'turn ' || n.session)) FROM (
-            SELECT w.channel, w.session FROM {waiter} w
-            WHERE w.mutex = m.mutex AND NOT w.watches AND w.until > statement_timestamp()
-                AND w.session <> due.session
-            ORDER BY w.place LIMIT 1) n)
-        ELSE 0 END AS called";
+    CASE WHEN m.waited > 0 THEN ({next}) ELSE 0 END AS called";
 
 /// Does not wait for the disk, which is for releases alone: one that a crash of the server undoes leaves the mutex to
 /// its lease, and whoever takes it before the crash waits for the disk himself, which keeps both.
 const UNSYNCED: &str = "set_config('synchronous_commit', 'off', true) IS NOT NULL";
+
+/// Waits for the disk, whatever the server, the database or the role say: a lease that a crash undoes has two holders.
+/// The server reads the setting when it commits this very statement. Stricter settings stay.
+const SYNCED: &str = "set_config('synchronous_commit', coalesce(
+    nullif(current_setting('synchronous_commit'), 'off'), 'on'), true) IS NOT NULL AND";
 
 /// The text of every statement.
 #[derive(Debug)]
 pub(crate) struct Statements {
     /// For a connection whose settings last.
     plain: Vec<String>,
-    /// For a connection that may lead to another server process each time: it brings its bound along.
+    /// For a connection that may lead to another server process each time: it brings its settings along.
     bounded: Vec<String>,
+    /// As `bounded`, but notifies nobody: for a server whose queue of notifications is full.
+    silent: Vec<String>,
 }
 
 impl Statements {
     pub(crate) fn new(tables: &Tables, lock_timeout: Duration) -> Self {
         let millis = lock_timeout.as_millis().max(1);
         let bound = format!("set_config('lock_timeout', '{millis}ms', true) IS NOT NULL AND");
-        let render = |bound: &str| {
-            let text = |query: &Query| render(query.template(), tables, bound);
+        let render = |bound: &str, synced: &str, notify: &str| {
+            let text = |query: &Query| render(query.template(), tables, (bound, synced, notify));
             Query::ALL.iter().map(text).collect()
         };
-        Self { plain: render(""), bounded: render(&bound) }
+        Self {
+            plain: render("", "", "pg_notify"),
+            bounded: render(&bound, SYNCED, "pg_notify"),
+            silent: render(&bound, SYNCED, "concat"),
+        }
     }
 
     pub(crate) fn plain(&self, query: Query) -> &str {
@@ -103,11 +138,19 @@ impl Statements {
     pub(crate) fn bounded(&self, query: Query) -> &str {
         &self.bounded[query as usize]
     }
+
+    pub(crate) fn silent(&self, query: Query) -> &str {
+        &self.silent[query as usize]
+    }
 }
 
-fn render(template: &str, tables: &Tables, bound: &str) -> String {
-    let text = template.replace("{called}", CALLED).replace("{unsynced}", UNSYNCED);
-    tables.name(&text.replace("{micros}", MICROS).replace("{bound}", bound))
+fn render(template: &str, tables: &Tables, (bound, synced, notify): (&str, &str, &str)) -> String {
+    // The one that frees a mutex may be in its queue still.
+    let called = CALLED.replace("{next}", &NEXT.replace("{others}", "AND w.session <> due.session"));
+    let text = template.replace("{called}", &called).replace("{next}", &NEXT.replace("{others}", ""));
+    let text = text.replace("{alive}", ALIVE).replace("{liveness}", &LIVENESS.to_string());
+    let text = text.replace("{unsynced}", UNSYNCED).replace("{synced}", synced).replace("{bound}", bound);
+    tables.name(&text.replace("{micros}", MICROS).replace("{notify}", notify))
 }
 
 #[cfg(test)]
@@ -118,7 +161,7 @@ mod tests {
     fn every_placeholder_is_filled_and_every_parameter_has_a_type() {
         let statements = Statements::new(&Tables::default(), Duration::from_millis(200));
         for query in Query::ALL {
-            for text in [statements.plain(*query), statements.bounded(*query)] {
+            for text in [statements.plain(*query), statements.bounded(*query), statements.silent(*query)] {
                 assert!(!text.contains('{'), "{text}");
                 let (most, next) = (query.types().len(), query.types().len() + 1);
                 assert!(most == 0 || text.contains(&format!("${most}")), "{query:?} does not use all");
@@ -136,5 +179,35 @@ mod tests {
             assert_eq!(bounded, !reading.contains(query), "{query:?}");
             assert!(!statements.plain(*query).contains("lock_timeout"));
         }
+    }
+
+    #[test]
+    fn what_sets_a_lease_is_synced_where_settings_do_not_last() {
+        let statements = Statements::new(&Tables::default(), Duration::from_millis(200));
+        let leases = [Query::Take, Query::TakeMany, Query::Look, Query::Queue, Query::Create];
+        for query in Query::ALL {
+            let synced = statements.bounded(*query).contains("'off'), 'on')");
+            assert_eq!(synced, leases.contains(query), "{query:?}");
+        }
+    }
+
+    #[test]
+    fn no_statement_uses_the_time_before_it_waited_for_a_row() {
+        let statements = Statements::new(&Tables::default(), Duration::from_millis(200));
+        for query in Query::ALL {
+            let text = statements.bounded(*query);
+            let stale = ["statement_timestamp", "transaction_timestamp", "now()", "current_timestamp"];
+            assert!(!stale.iter().any(|time| text.contains(time)), "{query:?}");
+        }
+    }
+
+    #[test]
+    fn a_silent_statement_notifies_nobody() {
+        let statements = Statements::new(&Tables::default(), Duration::from_millis(200));
+        for query in Query::ALL {
+            assert!(!statements.silent(*query).contains("pg_notify"), "{query:?}");
+        }
+        assert!(ALIVE.contains(&format!("left(w.channel, {}) = '{LIVE}'", LIVE.len())));
+        assert!(NEXT.contains(&format!("'{NOBODY}'")));
     }
 }

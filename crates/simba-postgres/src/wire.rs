@@ -87,6 +87,17 @@ impl Wire {
         self.vouched(self.line.client.query_typed(statements.bounded(query), &typed).await).await
     }
 
+    /// Sends a statement that notifies nobody, for a server whose queue of notifications is full.
+    pub(crate) async fn silent_rows(
+        &self,
+        statements: &Statements,
+        query: Query,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, Trouble> {
+        let typed: Vec<_> = params.iter().copied().zip(query.types().iter().cloned()).collect();
+        self.text(statements.silent(query), &typed).await
+    }
+
     /// The same for a text of the moment.
     pub(crate) async fn text(
         &self,
@@ -125,7 +136,7 @@ impl Wire {
 /// A plan is made once for a connection, when the tables may still be empty: so each goes by an index, whatever
 /// the planner believes of their sizes. And a client that is gone with half a statement sent must not keep a row
 /// locked until the system of the server misses it, hours later.
-fn settings(config: &PostgresConfig) -> String {
+pub(crate) fn settings(config: &PostgresConfig) -> String {
     let millis = |time: Duration| time.as_millis().max(1).to_string();
     let own = [
         ("lock_timeout", millis(config.lock_timeout)),
@@ -149,9 +160,11 @@ fn settings(config: &PostgresConfig) -> String {
     let own = own.iter().map(|(name, value)| format!("('{name}', '{value}')"));
     let fixed = fixed.iter().map(|(name, value)| format!("('{name}', '{value}')"));
     let all = own.chain(fixed).collect::<Vec<_>>().join(", ");
+    // Set even if it is on: the session then ignores a later change of the server's configuration.
     format!(
         "SELECT set_config(s.name, v.value, false) FROM (VALUES {all}) AS v (name, value) \
          JOIN pg_settings s ON s.name = v.name; \
-         SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+         SELECT set_config('synchronous_commit', coalesce( \
+             nullif(current_setting('synchronous_commit'), 'off'), 'on'), false)"
     )
 }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Private, Store, USER, lease, name, soon, until};
+use common::{Private, Store, USER, freeze, lease, name, open, soon, take, until};
 use simba_core::{
-    Answer, Backend, Claim, ContenderId, Contention, FencingToken, Holding, Intent, Lease, MutexName,
-    Operate, Prior, Simba, Tenure,
+    Answer, Backend, Contention, FencingToken, Holding, Lease, Moment, MutexName, Operate, Prior, Simba,
+    Tenure,
 };
 use simba_postgres::{Pooler, PostgresBackend};
 use simba_servers::Setup;
@@ -223,37 +223,81 @@ async fn row_20_a_lost_subscription_costs_a_poll_at_the_most() {
     leads(&waiting).await;
 }
 
-/// A transaction that stands still with a row of ours locked.
-async fn freeze<'a>(admin: &'a mut Client, mutex: &MutexName) -> tokio_postgres::Transaction<'a> {
-    let transaction = admin.transaction().await.unwrap();
-    let lock = "SELECT FROM simba_mutex WHERE mutex = $1 FOR UPDATE";
-    assert_eq!(transaction.execute(lock, &[&mutex.as_str()]).await.unwrap(), 1);
-    transaction
+/// A leader whose renewals are recorded, so that a test that fails says what it did.
+struct Recorded<'a> {
+    contention: &'a Contention,
+    tenure: Tenure,
+    /// When each renewal was seen, and the deadline since then.
+    renewals: Vec<(Duration, Moment)>,
 }
 
+impl<'a> Recorded<'a> {
+    async fn of(contentions: &'a [Contention]) -> Vec<Self> {
+        let mut leaders = Vec::new();
+        for contention in contentions {
+            leaders.push(Self { contention, tenure: leads(contention).await, renewals: Vec::new() });
+        }
+        leaders
+    }
+
+    /// Notes a renewal, and checks that the mutex is not lost.
+    fn check(&mut self, since: tokio::time::Instant) {
+        let (now, deadline) = (since.elapsed(), self.tenure.deadline());
+        if self.renewals.last().is_none_or(|(_, last)| *last != deadline) {
+            self.renewals.push((now, deadline));
+        }
+        let times: Vec<_> = self.renewals.iter().map(|(at, _)| at).collect();
+        assert_eq!(
+            self.tenure.loss(),
+            None,
+            "broken: {} keeps its leader; after {now:?}, renewed at {times:?}, last error {:?}, load {:?}",
+            self.tenure.mutex(),
+            self.contention.last_error(),
+            std::fs::read_to_string("/proc/loadavg"),
+        );
+    }
+}
+
+/// The handle sends no call for the stuck row for ten times as long as one waited for it. Without that, the calls for
+/// it would keep the connection busy all the time.
 #[tokio::test(flavor = "multi_thread")]
 async fn row_37_a_stuck_transaction_costs_its_own_mutex_only() {
     let store = Store::shared();
-    let simba = simba(&store).await;
+    let lease = Lease::new(Duration::from_secs(3), Duration::from_secs(3)).unwrap();
     let stuck = name("row-37-stuck");
-    let mutexes: Vec<_> = (0..50).map(|n| name(&format!("row-37-{n}"))).collect();
-    let all: Vec<_> = mutexes.iter().chain([&stuck]).map(|mutex| contend(&simba, mutex)).collect();
-    let mut tenures = Vec::new();
-    for contention in &all {
-        tenures.push(leads(contention).await);
-    }
-    let lost = tenures.pop().unwrap();
-    // Waiters for the stuck one on the same connection hold nobody up either.
-    let _waiting: Vec<_> = (0..5).map(|_| contend(&simba, &stuck)).collect();
+    let backend = store.clone().with_keys(&format!("application_name={stuck}")).backend().await;
+    let simba = Simba::builder(Arc::new(backend) as Arc<dyn Backend>).lease(lease).build();
+    let leaders: Vec<_> = (0..50).map(|n| contend(&simba, &name(&format!("row-37-{n}")))).collect();
+    let mut leaders = Recorded::of(&leaders).await;
+    let holder = contend(&simba, &stuck);
+    let lost = leads(&holder).await;
     let mut admin = store.admin().await;
     let frozen = freeze(&mut admin, &stuck).await;
-    stays(&tenures, Duration::from_secs(2) * rounds()).await;
-    assert!(lost.loss().is_some(), "the mutex of the frozen row is lost");
-    assert!(all.iter().filter_map(Contention::last_error).any(|error| error.to_string().contains("locked")));
+    // Each of them needs the row to join the queue. On the same connection they hold nobody up either.
+    let waiting: Vec<_> = (0..50).map(|_| contend(&simba, &stuck)).collect();
+    let begun = tokio::time::Instant::now();
+    let locked = |contention: &Contention| {
+        contention.last_error().is_some_and(|error| error.to_string().contains("locked"))
+    };
+    let waits =
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'";
+    let watcher = store.admin().await;
+    let (mut told, mut looks, mut waited) = (false, 0, 0);
+    while begun.elapsed() < lease.total() * 3 / 2 || lost.loss().is_none() {
+        leaders.iter_mut().for_each(|leader| leader.check(begun));
+        looks += 1;
+        waited += watcher.query_one(waits, &[&stuck.as_str()]).await.unwrap().get::<_, i64>(0);
+        told |= locked(&holder) || waiting.iter().any(locked);
+        assert!(begun.elapsed() < lease.total() * 4, "the mutex of the frozen row is lost");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(told, "the error says that the row is locked");
+    // A fifth of the time on an idle machine.
+    assert!(waited * 2 < looks, "broken: the connection waits for the row in {waited} of {looks} looks");
     frozen.rollback().await.unwrap();
-    let leads_again = || all.last().unwrap().is_owner() || _waiting.iter().any(Contention::is_owner);
+    let leads_again = || holder.is_owner() || waiting.iter().any(Contention::is_owner);
     until("the stuck mutex is led again", leads_again).await;
-    stays(&tenures, Duration::from_millis(500)).await;
+    leaders.iter_mut().for_each(|leader| leader.check(begun));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -346,10 +390,51 @@ async fn deadlocks(admin: &Client) -> i64 {
     soon("deadlocks are counted", look).await
 }
 
-/// Where a role insists on repeatable reads and nothing of a session may be set, statements that met are undone
-/// by the server: they are sent again at once.
+/// Where a role insists on repeatable reads and nothing of a session may be set, the server undoes a statement whose
+/// row changed while it waited: it is sent again at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn row_39_statements_that_do_not_serialise_are_tried_again_at_once() {
+    let private = Private::start(Setup::postgres()).await;
+    let mut admin = private.store.admin().await;
+    let strict = format!("ALTER ROLE {USER} SET default_transaction_isolation = 'repeatable read'");
+    admin.batch_execute(&strict).await.unwrap();
+    let store = private.store.clone().with_keys("pooler=true");
+    let config = store.config(store.address()).with_lock_timeout(Duration::from_secs(5));
+    let (backend, mutex) = (PostgresBackend::connect(config).await.unwrap(), name("row-39"));
+    let watcher = private.store.admin().await;
+    for round in 1..=rounds() as usize {
+        let mut session = open(&backend, &mutex).await;
+        if round == 1 {
+            let token = take(&mut *session).await;
+            session.release(Holding::Under(token)).await.unwrap();
+        }
+        // The row changes while the statement waits for it.
+        let transaction = freeze(&mut admin, &mutex).await;
+        let change = "UPDATE simba_mutex SET watched = watched WHERE mutex = $1";
+        transaction.execute(change, &[&mutex.as_str()]).await.unwrap();
+        let changed = async {
+            let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE usename = $1 AND wait_event_type = 'Lock')";
+            while !watcher.query_one(waits, &[&USER]).await.unwrap().get::<_, bool>(0) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            transaction.commit().await
+        };
+        let (answer, changed) =
+            soon("an answer", async { tokio::join!(session.contend(Prior::Nothing), changed) }).await;
+        changed.unwrap();
+        let Answer::Ours(ours) = answer.expect("broken: what the server undid is tried again") else {
+            panic!("broken: a free mutex is taken");
+        };
+        let log = std::fs::read_to_string(private.server().dir().join("log")).unwrap();
+        let undone = log.matches("could not serialize access").count();
+        assert!(undone >= round, "the server undid a statement in each round, not {undone} in {round}");
+        session.release(Holding::Under(ours.token.unwrap())).await.unwrap();
+    }
+}
+
+/// The same where many contenders meet.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_39_a_crowd_that_does_not_serialise_sees_no_error() {
     let private = Private::start(Setup::postgres()).await;
     let admin = private.store.admin().await;
     let strict = format!("ALTER ROLE {USER} SET default_transaction_isolation = 'repeatable read'");
@@ -372,26 +457,6 @@ async fn row_39_statements_that_do_not_serialise_are_tried_again_at_once() {
     }
     for task in tasks {
         soon("everyone has its turns", task).await.unwrap();
-    }
-}
-
-async fn open(backend: &PostgresBackend, mutex: &MutexName) -> Box<dyn simba_core::Session> {
-    open_as(backend, mutex, Intent::Queue).await
-}
-
-async fn open_as(
-    backend: &PostgresBackend,
-    mutex: &MutexName,
-    intent: Intent,
-) -> Box<dyn simba_core::Session> {
-    let claim = Claim::new(mutex.clone(), ContenderId::generate(), Lease::default()).with_intent(intent);
-    backend.open(claim).await.unwrap()
-}
-
-async fn take(session: &mut dyn simba_core::Session) -> FencingToken {
-    match session.contend(Prior::Nothing).await.unwrap() {
-        Answer::Ours(ours) => ours.token.unwrap(),
-        other => panic!("a free mutex is not given: {other:?}"),
     }
 }
 

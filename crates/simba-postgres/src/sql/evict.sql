@@ -1,7 +1,7 @@
 -- Frees the mutex if its holder is the one of id $2 (null: any) and token $3 (null: any). Tells who held it.
 WITH holder AS (
     SELECT h.mutex, h.owner, h.token, h.until FROM {mutex} h
-    WHERE {bound} h.mutex = $1 AND h.until > statement_timestamp() FOR UPDATE
+    WHERE {bound} h.mutex = $1 AND h.until > clock_timestamp() FOR UPDATE
 ), freed AS (
     UPDATE {mutex} m SET owner = '', session = '', ttl_at = 'epoch', until = 'epoch'
     FROM holder
@@ -9,4 +9,4 @@ WITH holder AS (
         AND ($3::bigint IS NULL OR holder.token = $3)
     RETURNING m.mutex
 )
-SELECT holder.owner, holder.until, statement_timestamp(), EXISTS (SELECT FROM freed) FROM holder
+SELECT holder.owner, holder.until, clock_timestamp(), EXISTS (SELECT FROM freed) FROM holder

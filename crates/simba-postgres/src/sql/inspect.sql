@@ -1,1 +1,1 @@
-SELECT m.owner, m.session, m.token, m.until, statement_timestamp() FROM {mutex} m WHERE m.mutex = $1
+SELECT m.owner, m.session, m.token, m.until, clock_timestamp() FROM {mutex} m WHERE m.mutex = $1

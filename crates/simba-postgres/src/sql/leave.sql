@@ -2,7 +2,7 @@
 WITH asked AS (
     UPDATE {mutex} m SET waited = CASE WHEN m.waited > 0 THEN m.waited + 1 ELSE m.waited - 1 END
     WHERE {bound} m.mutex = $1
-    RETURNING m.until <= statement_timestamp() AS free, m.waited
+    RETURNING m.until <= clock_timestamp() AS free, m.waited
 ), gone AS (
     DELETE FROM {waiter} w USING asked WHERE w.mutex = $1 AND w.session = $2
 )

@@ -1,32 +1,31 @@
--- Takes the mutex if it is free and nobody came before us, and leaves the queue; else tells who has it, as it
+-- Takes the mutex if it is free and no live waiter is before us, and leaves the queue; else tells who has it, as it
 -- was before the row could be locked. What is ours has a number of watchers, all else has none.
 WITH took AS (
     UPDATE {mutex} m SET
         owner = $2,
         session = $3,
-        token = CASE WHEN m.session = $3 AND m.until > statement_timestamp() AND m.token <> $6 THEN m.token
+        token = CASE WHEN m.session = $3 AND m.until > clock_timestamp() AND m.token <> $6 THEN m.token
             ELSE greatest(m.token + 1, {micros}) END,
-        acquired_at = CASE WHEN m.session = $3 AND m.until > statement_timestamp() AND m.token <> $6
-            THEN m.acquired_at ELSE statement_timestamp() END,
-        renewed_at = statement_timestamp(),
-        ttl_at = statement_timestamp() + make_interval(secs => $4),
-        until = statement_timestamp() + make_interval(secs => $5),
+        acquired_at = CASE WHEN m.session = $3 AND m.until > clock_timestamp() AND m.token <> $6
+            THEN m.acquired_at ELSE clock_timestamp() END,
+        renewed_at = clock_timestamp(),
+        ttl_at = clock_timestamp() + make_interval(secs => $4),
+        until = clock_timestamp() + make_interval(secs => $5),
         -- Whoever frees it meanwhile sees that the queue changed.
         waited = CASE WHEN m.waited > 0 THEN m.waited + 1 ELSE m.waited - 1 END
-    WHERE {bound} m.mutex = $1 AND (
-        (m.session = $3 AND m.until > statement_timestamp())
-        OR (m.until <= statement_timestamp() AND NOT EXISTS (
-            SELECT FROM {waiter} w
-            WHERE w.mutex = $1 AND NOT w.watches AND w.until > statement_timestamp() AND w.session <> $3
-                AND w.place < coalesce((SELECT o.place FROM {waiter} o WHERE o.mutex = $1 AND o.session = $3),
-                    9223372036854775807))))
+    WHERE {bound} {synced} m.mutex = $1 AND (
+        (m.session = $3 AND m.until > clock_timestamp())
+        OR (m.until <= clock_timestamp() AND coalesce((
+            SELECT w.session FROM {waiter} w
+            WHERE w.mutex = $1 AND NOT w.watches AND w.until > clock_timestamp() AND (w.session = $3 OR {alive})
+            ORDER BY w.place LIMIT 1), $3) = $3))
     RETURNING m.owner, m.session, m.token, m.until, m.watched
 ), gone AS (
     DELETE FROM {waiter} w USING took WHERE w.mutex = $1 AND w.session = $3
 )
-SELECT owner, session, token, until, statement_timestamp(), NULL::timestamptz, watched
+SELECT owner, session, token, until, clock_timestamp(), NULL::timestamptz, watched, NULL::text
 FROM took
 UNION ALL
-SELECT m.owner, m.session, m.token, m.until, statement_timestamp(),
-    (SELECT o.until FROM {waiter} o WHERE o.mutex = $1 AND o.session = $3), NULL::bigint
-FROM {mutex} m WHERE m.mutex = $1 AND NOT EXISTS (SELECT FROM took)
+SELECT m.owner, m.session, m.token, m.until, clock_timestamp(), o.until, NULL::bigint, o.channel
+FROM {mutex} m LEFT JOIN {waiter} o ON o.mutex = m.mutex AND o.session = $3
+WHERE m.mutex = $1 AND NOT EXISTS (SELECT FROM took)

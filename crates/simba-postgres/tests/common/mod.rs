@@ -7,11 +7,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::{ConnectUrl, Lease, MutexName, Operate};
+use simba_core::{
+    Answer, Backend as _, Claim, ConnectUrl, ContenderId, FencingToken, Intent, Lease, MutexName, Operate,
+    Prior, Session,
+};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::{Server, Setup};
 use simba_tck::{Connection, FaultProxy, Fixture, async_trait};
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{Client, NoTls, Transaction};
 
 pub const USER: &str = "simba_app";
 pub const PASSWORD: &str = "simba-app";
@@ -156,6 +159,31 @@ impl Fixture for Private {
 pub fn name(what: &str) -> MutexName {
     let nonce: String = std::iter::repeat_with(fastrand::alphanumeric).take(10).collect();
     MutexName::new(format!("{what}-{}", nonce.to_lowercase())).expect("a name")
+}
+
+/// A session that waits its turn.
+pub async fn open(backend: &PostgresBackend, mutex: &MutexName) -> Box<dyn Session> {
+    open_as(backend, mutex, Intent::Queue).await
+}
+
+pub async fn open_as(backend: &PostgresBackend, mutex: &MutexName, intent: Intent) -> Box<dyn Session> {
+    let claim = Claim::new(mutex.clone(), ContenderId::generate(), Lease::default()).with_intent(intent);
+    backend.open(claim).await.expect("an answer")
+}
+
+pub async fn take(session: &mut dyn Session) -> FencingToken {
+    match session.contend(Prior::Nothing).await.expect("an answer") {
+        Answer::Ours(ours) => ours.token.expect("a token"),
+        other => panic!("a free mutex is not given: {other:?}"),
+    }
+}
+
+/// A transaction that stands still with a row of ours locked.
+pub async fn freeze<'a>(admin: &'a mut Client, mutex: &MutexName) -> Transaction<'a> {
+    let transaction = admin.transaction().await.expect("an answer");
+    let lock = "SELECT FROM simba_mutex WHERE mutex = $1 FOR UPDATE";
+    assert_eq!(transaction.execute(lock, &[&mutex.as_str()]).await.expect("an answer"), 1);
+    transaction
 }
 
 /// The lease of the fault matrix.
