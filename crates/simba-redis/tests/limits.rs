@@ -112,10 +112,14 @@ async fn a_waiter_that_was_woken_leaves_nothing_behind() {
     assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
     let alive_key = format!("simba:{{{mutex}}}:alive");
     assert_eq!(admin.int(&["ZCARD", &alive_key]), 1);
-    // It never says goodbye.
+    // Its process is gone.
     std::mem::forget(waiter);
     leader.stop().await.unwrap();
-    assert_eq!(admin.int(&["ZCARD", &alive_key]), 0, "broken: whoever left the queue is in no other list");
+    assert_eq!(
+        admin.int(&["ZCARD", &alive_key]),
+        0,
+        "broken: a waiter that left the queue is in no other list"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
