@@ -316,11 +316,12 @@ fn range_of(reply: &Reply, asked: &Address) -> Option<Range> {
 }
 
 fn address_of(reply: &Reply, asked: &Address) -> Option<Address> {
-    let [host, port, _, rest @ ..] = reply.array()? else { return None };
+    let [host, port, rest @ ..] = reply.array()? else { return None };
     let port = u16::try_from(port.int()?).ok()?;
     // Redis 7 adds the address where it names a node by something else.
     let ip = || {
-        let details = rest.first()?.array()?;
+        let [_, details, ..] = rest else { return None };
+        let details = details.array()?;
         details.chunks(2).find_map(|pair| (pair.first()?.text()? == "ip").then(|| pair.get(1)?.text())?)
     };
     endpoint(host.text().unwrap_or_default(), port, Some(asked))

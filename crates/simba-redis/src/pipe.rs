@@ -16,6 +16,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::batch::Batch;
 use crate::error;
+use crate::node::GOOD;
 use crate::resp::{self, Reply};
 use crate::scripts::{Invocation, Script, Scripts, Usual};
 use crate::spread_probe;
@@ -75,6 +76,8 @@ struct Outbox {
     waiting: usize,
     /// How many replies came so far.
     answered: u64,
+    /// A reply came that somebody waited for.
+    served: bool,
     broken: Option<Error>,
 }
 
@@ -249,9 +252,9 @@ impl Pipe {
         self.inner.outbox().broken.is_some()
     }
 
-    /// Whether any call was answered on it.
+    /// Returns whether any call was answered on it, other than those that every connection begins with.
     pub(crate) fn has_answered(&self) -> bool {
-        self.inner.outbox().answered > 0
+        self.inner.outbox().served
     }
 
     fn cause(&self) -> Error {
@@ -397,6 +400,8 @@ impl Pipe {
     /// Reads the server's clock at every ping interval, and warns if it was set. This is also what keeps an idle
     /// connection from being silent.
     async fn read_clock(&self, clock: &dyn Clock, every: Duration, server_clock: &ServerClock) -> Error {
+        // Not at once: it would count as a call that was answered.
+        clock.sleep_until(clock.now() + every.min(GOOD)).await;
         loop {
             let sent = clock.now();
             match self.call(|out| out.extend_from_slice(b"*1\r\n$4\r\nTIME\r\n")).await {
@@ -507,6 +512,7 @@ impl Outbox {
     fn answer(&mut self, slot: Slot, reply: Reply) {
         self.waiting = self.waiting.saturating_sub(1);
         if let Some(slot) = slot {
+            self.served = true;
             // Who does not wait any more has dropped its end.
             let _ = slot.send(reply);
         }
