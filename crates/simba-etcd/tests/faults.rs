@@ -14,10 +14,10 @@ use common::{Etcd, connect, ctl, lease};
 use simba_core::operate::{EvictIf, Eviction, Operate as _};
 use simba_core::{
     Answer, Backend as _, Claim, Clock as _, ContenderId, FencingToken, Holding, Lease, Loss, MutexName,
-    Prior, Session, SystemClock,
+    Prior, Session, Simba, SystemClock,
 };
 use simba_servers::{Server, Setup, shared};
-use simba_tck::{Network as _, rounds};
+use simba_tck::{FaultProxy, Network as _, rounds};
 use tokio::time::{sleep, timeout};
 
 async fn by_hand(words: &[&str]) -> String {
@@ -375,6 +375,21 @@ async fn a_short_lease_that_ended_does_not_shorten_the_patience_with_servers() {
     let said = said.await;
     assert!(said.contains("within 4s"), "broken: the short lease still decides: {said}");
     peer.network.heal();
+}
+
+/// Only time in which this process could have read an answer counts as silence of the server.
+#[tokio::test]
+async fn a_process_that_stood_still_keeps_its_connection() {
+    let url = shared("SIMBA_TCK_ETCD");
+    let proxy = FaultProxy::start(url.trim_start_matches("etcd://")).await.unwrap().for_http2();
+    let simba = Simba::new(connect(&format!("etcd://{}", proxy.address())).await.unwrap());
+    proxy.delay(Duration::from_millis(300), Duration::ZERO);
+    let locking = tokio::spawn(async move { simba.locker(name()).with_lease(long()).lock().await });
+    sleep(Duration::from_millis(100)).await;
+    // The only thread of the runtime: the first call of the lock is answered meanwhile, and nothing reads the answer.
+    std::thread::sleep(Duration::from_secs(4));
+    let _held = soon("the lock is taken", locking).await.unwrap().unwrap();
+    assert_eq!(proxy.accepted(), 1, "broken: the server was not silent");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

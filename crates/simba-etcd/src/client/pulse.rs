@@ -68,6 +68,13 @@ impl Pulse {
         self.inner().unanswered.get_or_insert(now);
     }
 
+    /// Does not count this last part of the time as silence.
+    pub(super) fn leave_out(&self, part: Duration) {
+        if let Some(since) = &mut self.inner().unanswered {
+            *since = *since + part;
+        }
+    }
+
     /// Any answer will do: what else is under way may take its time.
     pub(super) fn heard(&self, now: Moment) {
         let mut inner = self.inner();
@@ -107,6 +114,15 @@ mod tests {
         pulse.heard(at(6));
         assert_eq!(pulse.silence(at(9)), Duration::ZERO);
         assert_eq!(pulse.quiet(at(9)), Duration::from_secs(3));
+    }
+
+    #[test]
+    fn time_that_is_left_out_is_no_silence() {
+        let pulse = Pulse::default();
+        pulse.leave_out(Duration::from_secs(3));
+        pulse.asked(at(1));
+        pulse.leave_out(Duration::from_secs(3));
+        assert_eq!(pulse.silence(at(5)), Duration::from_secs(1));
     }
 
     #[test]

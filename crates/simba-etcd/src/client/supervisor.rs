@@ -152,7 +152,10 @@ async fn silence(config: &EtcdConfig, shared: &Arc<Shared>, number: u64, line: &
     let clock: &dyn Clock = &*shared.clock;
     loop {
         let limit = shared.pulse.limit();
-        clock.sleep_until(clock.now() + limit / LOOKS).await;
+        let due = clock.now() + limit / LOOKS;
+        clock.sleep_until(due).await;
+        // While this process stood still, answers may have come that it has not read yet.
+        shared.pulse.leave_out(clock.now().saturating_since(due));
         let silence = shared.pulse.silence(clock.now());
         if silence >= limit {
             return;
