@@ -8,7 +8,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use common::rows::{BEAT, LEASE};
+use common::rows::{BEAT, LEASE, LEASE_LENGTH};
 use common::{Running, World, is_alive, line, send, until, until_true};
 use rustix::process::Signal;
 
@@ -47,8 +47,8 @@ fn leader_that_is_asked_to_end_waits_for_its_command_and_wakes_the_next() {
     world.run(&["run", "-n", "m", "--", "true"]).expect(0);
 }
 
-/// Works on for two leases once it is asked to end.
-const DRAIN: &str = "trap 'n=0; while [ $n -lt 100 ]; do n=$((n+1)); echo $SIMBA_FENCING_TOKEN >> beats; \
+/// Works on for longer than the lease once it is asked to end.
+const DRAIN: &str = "trap 'n=0; while [ $n -lt 160 ]; do n=$((n+1)); echo $SIMBA_FENCING_TOKEN >> beats; \
                      sleep 0.05; done; echo drained > drained; exit 0' TERM; \
                      while :; do echo $SIMBA_FENCING_TOKEN >> beats; sleep 0.01; done";
 
@@ -111,8 +111,7 @@ fn leader_whose_command_ignores_the_signal_leads_until_it_is_killed() {
     let token = world.beat_after(0);
     let second = lead(&world, BEAT);
     first.signal(Signal::TERM);
-    // Longer than the lease.
-    thread::sleep(Duration::from_secs(4));
+    thread::sleep(LEASE_LENGTH * 4 / 3);
     assert!(!first.is_over() && world.beats().iter().all(|beat| *beat == token), "{}", first.err());
     first.signal(Signal::KILL);
     world.beat_after(token);

@@ -10,13 +10,11 @@ mod common;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::rows::{BEAT, rounds};
+use common::rows::{BEAT, LEASE_LENGTH};
 use common::{Running, World, is_alive, line, send, until_true, within};
 use rustix::process::Signal;
 use simba_servers::shared;
-
-/// The lease of [`common::rows::LEASE`].
-const LEASE: Duration = Duration::from_millis(2500);
+use simba_tck::rounds;
 
 /// A command that works, and one that waits for its turn.
 struct Pair {
@@ -70,7 +68,6 @@ fn row_69(world: World, mutex: &str) {
 fn row_70(world: World, mutex: &str) {
     let mut pair = Pair::start(world, mutex, BEAT);
     pair.first.signal(Signal::STOP);
-    thread::sleep(2 * LEASE);
     pair.assert_handed_over();
     pair.first.signal(Signal::CONT);
     assert_eq!(pair.first.status().code(), Some(75), "{}", pair.first.err());
@@ -201,7 +198,7 @@ fn row_72_flood_of_signals_does_not_hide_renewals_from_the_guard() {
     let mut first = world.holder("m", "trap 'exit 3' USR1; echo up > up; while :; do sleep 0.01; done");
     line(&world.path("up"));
     let begun = Instant::now();
-    while begun.elapsed() < 2 * LEASE {
+    while begun.elapsed() < LEASE_LENGTH * 3 / 2 {
         first.signal(Signal::WINCH);
         thread::sleep(Duration::from_millis(3));
     }

@@ -2,19 +2,18 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::{Running, World, until};
 
-/// A lease short enough to wait for, and long enough for a busy machine.
-pub const LEASE: [&str; 4] = ["--ttl", "1500ms", "--transition", "1s"];
+/// A lease short enough to wait for. It survives two seconds in which the machine stands still: renewed after 2 s,
+/// ended 1.5 s before its deadline after 6 s, killed 0.75 s before it.
+pub const LEASE: [&str; 4] = ["--ttl", "3s", "--transition", "3s"];
+/// How long that is.
+pub const LEASE_LENGTH: Duration = Duration::from_secs(6);
 
 /// Writes its token every few milliseconds; the file knows the order.
 pub const BEAT: &str = "while :; do echo $SIMBA_FENCING_TOKEN >> beats; sleep 0.005; done";
-
-/// How often each row is tried.
-pub fn rounds() -> u32 {
-    std::env::var("SIMBA_FAULT_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(3)
-}
 
 impl World {
     /// A `simba run` of a script under a short lease, with more patience for a store that hangs than that.
