@@ -22,18 +22,17 @@ use simba_core::{
     MemoryBackend, MutexName, MutexState, Ownership, Prior, Result, Schedule, Session, Simba, Status,
     SystemClock, Tenure, async_trait,
 };
-use simba_tck::{Call, FaultyBackend, Passage, SkewedClock, StolenTime, Switch};
+use simba_tck::{Call, FaultyBackend, Passage, SkewedClock, Switch};
 use tokio::runtime::{Builder, Runtime};
 
-/// For the rows on real time: the renewal comes at 400 ms of a second, which leaves room for a machine that stands still
-/// for half of one.
+/// For the rows on real time: survives two seconds in which the machine stands still.
 fn real_lease() -> Lease {
-    Lease::new(ms(600), ms(400)).unwrap()
+    Lease::new(ms(2_000), ms(3_000)).unwrap()
 }
 
-const REAL_TOTAL: Duration = ms(1_000);
+const REAL_TOTAL: Duration = ms(5_000);
 /// What a busy machine may add to a bound on real time.
-const ROOM: Duration = ms(250);
+const ROOM: Duration = ms(2_000);
 
 /// When something counts as hanging: many times what it takes.
 const HANGS: Duration = Duration::from_secs(10);
@@ -115,16 +114,15 @@ async fn row_04_a_watchdog_acts_while_the_runtime_is_still_blocked() {
     let simba = real(&MemoryBackend::new());
     let guard = simba.locker(NAME).lock().await.unwrap();
     let (acted, acts) = mpsc::channel();
-    let stolen = StolenTime::mark();
-    let act = move |loss| acted.send((loss, SystemClock.now(), ms(100) + stolen.so_far())).unwrap();
+    let act = move |loss| acted.send((loss, SystemClock.now())).unwrap();
     guard.tenure().watchdog(act).unwrap();
     let deadline = guard.deadline();
     thread::sleep(2 * REAL_TOTAL);
     let unblocked = SystemClock.now();
-    let (loss, at, limit) = acts.try_recv().unwrap();
+    let (loss, at) = acts.try_recv().unwrap();
     assert_eq!(loss, Loss::Deadline);
     let late = at - deadline;
-    assert!(at < unblocked && at >= deadline && late <= limit, "{late:?} late");
+    assert!(at < unblocked && at >= deadline && late <= ROOM, "{late:?} late");
 }
 
 // ===== 5: a panic =====
@@ -222,9 +220,9 @@ fn drop_a_runtime_and_lock_again() {
         tokio::spawn(async move { waiter.lock().await.map(drop) });
     });
     let tenure = guard.tenure();
-    let (began, stolen) = (Instant::now(), StolenTime::mark());
+    let began = Instant::now();
     drop(runtime);
-    assert!(began.elapsed() < Duration::from_secs(1) + stolen.so_far(), "{:?}", began.elapsed());
+    assert!(began.elapsed() < ROOM, "{:?}", began.elapsed());
     // The session went with the runtime, and on some stores the mutex with the session.
     assert_eq!(tenure.loss(), Some(Loss::Vanished));
 
@@ -233,7 +231,7 @@ fn drop_a_runtime_and_lock_again() {
         for name in [NAME, "leader", "inner"] {
             let guard = real(&store).locker(name).lock().await.unwrap();
             // At most one lease, and the little that a waiter adds to it.
-            let (took, limit) = (began.elapsed(), REAL_TOTAL + REAL_TOTAL / 50 + ROOM + stolen.so_far());
+            let (took, limit) = (began.elapsed(), REAL_TOTAL + REAL_TOTAL / 50 + ROOM);
             assert!(took < limit, "{name}: {took:?}");
             guard.release().await.unwrap();
         }
@@ -276,13 +274,13 @@ fn row_09_a_guard_dropped_after_its_runtime_ends_with_its_lease() {
     let store = MemoryBackend::new();
     let runtime = single_thread();
     let guard = locked(&runtime, &store);
-    let (deadline, stolen) = (guard.deadline(), StolenTime::mark());
+    let deadline = guard.deadline();
     drop(runtime);
     drop(guard);
     let runtime = single_thread();
     assert!(record(&runtime, &store).owner.is_some(), "nobody was there to free it");
     let guard = runtime.block_on(real(&store).locker(NAME).lock_timeout(HANGS)).unwrap();
-    let (late, limit) = (SystemClock.now() - deadline, REAL_TOTAL / 50 + ROOM + stolen.so_far());
+    let (late, limit) = (SystemClock.now() - deadline, REAL_TOTAL / 50 + ROOM);
     assert!(SystemClock.now() >= deadline && late <= limit, "{late:?} after the deadline");
     runtime.block_on(guard.release()).unwrap();
     assert!(record(&runtime, &store).owner.is_none());
@@ -606,16 +604,15 @@ async fn row_61_a_callback_that_blocks_its_thread_delays_neither_renewals_nor_th
     };
     let blocks = is_blocked(blocks).await.unwrap();
 
-    tokio::time::sleep(5 * REAL_TOTAL).await;
+    tokio::time::sleep(2 * REAL_TOTAL).await;
     assert!(tenure.is_held() && contention.is_owner(), "{:?}", tenure.loss());
-    assert!(weather.count(Call::Contend) >= 10, "{} calls", weather.count(Call::Contend));
+    assert!(weather.count(Call::Contend) >= 4, "{} calls", weather.count(Call::Contend));
     assert_eq!(seen.counts(), (1, 0));
 
     weather.set(Passage::HANG);
-    let stolen = StolenTime::mark();
     assert_eq!(tokio::time::timeout(HANGS, tenure.lost()).await, Ok(Loss::Deadline));
-    let (late, limit) = (SystemClock.now() - tenure.deadline(), ms(50) + ROOM + stolen.so_far());
-    assert!(SystemClock.now() >= tenure.deadline() && late <= limit, "{late:?} late");
+    let late = SystemClock.now() - tenure.deadline();
+    assert!(SystemClock.now() >= tenure.deadline() && late <= ROOM, "{late:?} late");
     assert!(!tenure.is_held() && !contention.is_owner());
     assert_eq!(seen.counts(), (1, 0), "still blocked");
 

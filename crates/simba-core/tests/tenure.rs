@@ -19,7 +19,7 @@ use simba_core::operate::{EvictIf, Eviction};
 use simba_core::{
     Clock, ErrorKind, Lease, Loss, MemoryBackend, Moment, MutexName, Operate, Simba, SystemClock,
 };
-use simba_tck::{Call, Leg, Passage, SkewedClock, StolenTime, Switch, Weather};
+use simba_tck::{Call, Leg, Passage, SkewedClock, Switch, Weather};
 
 const FAIL: Passage = Passage::fail(ErrorKind::Unavailable);
 
@@ -452,9 +452,9 @@ async fn a_release_does_not_wait_for_work_that_was_dropped() {
 
 // ===== the watchdog, on real threads =====
 
-/// On a machine with noise: the renewal comes at 200 ms of 500.
+/// Survives two seconds in which the machine stands still.
 fn real_lease() -> Lease {
-    Lease::new(ms(300), ms(200)).unwrap()
+    Lease::new(ms(2_000), ms(3_000)).unwrap()
 }
 
 #[tokio::test]
@@ -462,14 +462,13 @@ async fn a_watchdog_acts_while_the_runtime_is_blocked() {
     let simba = Simba::new(MemoryBackend::new()).with_lease(real_lease());
     let guard = simba.locker(NAME).lock().await.unwrap();
     let (acted, acts) = mpsc::channel();
-    let stolen = StolenTime::mark();
     let act = move |loss| acted.send((loss, SystemClock.now(), thread::current().id())).unwrap();
     guard.tenure().watchdog(act).unwrap();
     let deadline = guard.deadline();
     // Blocks the one thread of this runtime, and with it the renewals.
     let (loss, at, thread) = acts.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(loss, Loss::Deadline);
-    let limit = deadline + ms(100) + stolen.so_far();
+    let limit = deadline + ms(2_000);
     assert!(at >= deadline && at < limit, "{:?} after the deadline", at - deadline);
     assert_ne!(thread, thread::current().id());
     assert!(!guard.is_held());

@@ -188,7 +188,12 @@ pub async fn freeze<'a>(admin: &'a mut Client, mutex: &MutexName) -> Transaction
 
 /// The lease of the fault matrix.
 pub fn lease() -> Lease {
-    Lease::new(Duration::from_millis(600), Duration::from_millis(400)).expect("a lease")
+    Lease::new(Duration::from_secs(2), Duration::from_secs(3)).expect("a lease")
+}
+
+/// Explains no hand-over within a limit of [`soon`].
+pub fn long() -> Lease {
+    Lease::new(Duration::from_secs(30), Duration::from_secs(20)).expect("a lease")
 }
 
 /// Waits for what must come soon, however noisy the machine.
