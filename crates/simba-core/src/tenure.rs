@@ -187,8 +187,9 @@ impl Tenure {
     /// Advisory: the engine goes on renewing, and if a renewal succeeds, the tenure stays valid. A later call
     /// then waits for the next such moment.
     ///
-    /// It completes no later than [`lost`](Self::lost): a task that polls both sees this one complete first,
-    /// also when it is woken after the deadline.
+    /// It completes no later than [`lost`](Self::lost). Of a loss, a task that polls both sees this one complete first,
+    /// also when it is woken after the deadline. Of a hold that its holder gives up itself, both may complete at
+    /// once.
     ///
     /// # Cancel safety
     ///
@@ -206,18 +207,20 @@ impl Tenure {
     /// Only listens; drop it at any time.
     pub async fn lost(&self) -> Loss {
         self.over().await;
-        // `expiring` is complete by now, but a task that polls both may have polled it just before. So this one
-        // is pending for another two polls: in the first of them `expiring` completes, in whatever order they come.
-        let mut polls = 0;
-        poll_fn(|context| {
-            polls += 1;
-            if polls > 2 {
-                return Poll::Ready(());
-            }
-            context.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
+        if self.inner.state.read(|state| state.closing.is_none()) {
+            // `expiring` is complete by now, but a task that polls both may have polled it just before. So this one is
+            // pending for another two polls: in the first of them `expiring` completes, in whatever order they come.
+            let mut polls = 0;
+            poll_fn(|context| {
+                polls += 1;
+                if polls > 2 {
+                    return Poll::Ready(());
+                }
+                context.waker().wake_by_ref();
+                Poll::Pending
+            })
+            .await;
+        }
         self.loss().unwrap_or(Loss::Deadline)
     }
 
