@@ -77,7 +77,6 @@
 //! - [`FaultyBackend`] does the same to any backend without a network, by a [`Weather`] or by hand with a
 //!   [`Switch`].
 //! - [`SkewedClock`] runs too fast or too slow, jumps and stands still.
-//! - [`StolenTime`] tells how much of the machine its host took, for a limit that is to judge the store alone.
 //! - [`explain_failures`] makes a failing test print the engine's log and the load of the machine.
 //! - [`History`] writes down what happened, checks it against every [`Rule`], and shows it as a timeline.
 
@@ -95,7 +94,6 @@ mod profile;
 pub mod proxy;
 pub mod rows;
 mod skips;
-mod stolen;
 mod suite;
 mod world;
 
@@ -111,7 +109,6 @@ pub use profile::Profile;
 pub use proxy::{FaultProxy, Proxies};
 pub use rows::rounds;
 pub use simba_core::async_trait;
-pub use stolen::StolenTime;
 pub use suite::{CASE_LIMIT, Case, CaseFuture, Outcome, cases, run_sample};
 #[doc(hidden)]
 pub use suite::{run, run_within};

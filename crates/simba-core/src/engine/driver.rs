@@ -306,10 +306,13 @@ impl Driver {
         Ok(Flow::On)
     }
 
-    /// Before the deadline moves: how close it came.
+    /// Records how close the deadline came, before it moves.
     fn measure_renewal(&self, sent: Moment, now: Moment) {
         if let Some(tenure) = &self.tenure {
-            telemetry::renewed(self.core.backend.name(), now - sent, tenure.deadline() - now);
+            let (mutex, contender) = (tenure.mutex(), tenure.contender());
+            let (took, left) = (now - sent, tenure.deadline() - now);
+            tracing::trace!(%mutex, %contender, token = tenure.token().get(), ?took, ?left, "renewed");
+            telemetry::renewed(self.core.backend.name(), took, left);
         }
     }
 
