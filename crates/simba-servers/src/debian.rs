@@ -12,12 +12,13 @@ use rustix::process::geteuid;
 const POSTGRES: &str = "/usr/lib/postgresql";
 
 /// What tests need besides servers: shells to complete in, a manual page to render, processes to set apart, a language
-/// for a server to sort by.
+/// for a server to sort by, a proxy that tests start at the same time.
 const TOOLS: &[(&str, &str)] = &[
     ("/usr/share/i18n/locales/en_US", "locales"),
     ("fish", "fish"),
     ("man", "man-db"),
     ("mandoc", "mandoc"),
+    ("nutcracker", "nutcracker"),
     ("pkill", "procps"),
     ("setpriv", "util-linux"),
     ("setsid", "util-linux"),
