@@ -160,10 +160,15 @@ impl Handle {
         }
     }
 
+    /// Whether this handle is subscribed, or cannot be.
+    pub(crate) fn is_subscribed(&self) -> bool {
+        *self.hints.borrow() != Hints::Down
+    }
+
     /// Subscribes to wake-ups if this handle is not subscribed yet, and waits for it for at most `limit` and a second.
     /// Returns whether nothing more is to be waited for: it is subscribed, or cannot be.
     pub(crate) async fn subscribed(&self, limit: Duration) -> bool {
-        if *self.hints.borrow() != Hints::Down {
+        if self.is_subscribed() {
             return true;
         }
         self.wanted.notify_one();

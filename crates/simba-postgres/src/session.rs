@@ -112,10 +112,16 @@ impl PostgresSession {
         if let Some(numbers) = self.put(&self.handle.takes, self.wish(lapsed), surely).await? {
             return self.taken(numbers).map(Some);
         }
-        match self.claim.intent {
-            Intent::Queue => self.queue().await,
-            _ => self.see(lapsed).await,
+        if self.claim.intent != Intent::Queue {
+            return self.see(lapsed).await;
         }
+        if !self.handle.is_subscribed() {
+            // A mutex that nobody ever used is taken without a subscription.
+            if let Some(answer) = self.create().await? {
+                return Ok(Some(answer));
+            }
+        }
+        self.queue().await
     }
 
     /// The mutex is ours, by the numbers of its row.
@@ -208,7 +214,13 @@ impl PostgresSession {
             // Somebody may wait for a free one: only a look at the queue tells.
             return if seen.is_free() { self.look(lapsed).await } else { answer(&seen).map(Some) };
         }
-        let ((ttl, total), owner) = (self.terms(), self.claim.contender.as_str());
+        self.create().await
+    }
+
+    /// Makes the mutex and takes it. Nothing if it was used before.
+    async fn create(&mut self) -> Result<Option<Answer>> {
+        let (mutex, owner) = (self.claim.mutex.as_str(), self.claim.contender.as_str());
+        let (ttl, total) = self.terms();
         let rows = self.rows(Query::Create, &[&mutex, &owner, &&*self.session(), &ttl, &total]).await?;
         rows.first().map(|row| Ok(self.ours(token(row, 0)?))).transpose()
     }
