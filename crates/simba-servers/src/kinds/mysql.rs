@@ -23,10 +23,7 @@ const PACKAGES: &[(&str, &str)] = &[
         "m/mysql-8.0/mysql-server-core-8.0_8.0.28-0ubuntu4_amd64.deb",
         "69a97fa36a94ce981cf4a5fd6eb674003fa42559b442ba9807309c69d1b90fdb",
     ),
-    (
-        "i/icu/libicu70_70.1-2_amd64.deb",
-        "58a154f6307289813da2276f900498ef536ae7c0522d2cf31a3c3c5cf62dfd9a",
-    ),
+    ("i/icu/libicu70_70.1-2_amd64.deb", "58a154f6307289813da2276f900498ef536ae7c0522d2cf31a3c3c5cf62dfd9a"),
     (
         "libe/libevent/libevent-core-2.1-7_2.1.12-stable-1build3_amd64.deb",
         "9317ae74915b9e4372f7506fbd16ae2a021e0ead79a8d88f96dad49b87d94508",
