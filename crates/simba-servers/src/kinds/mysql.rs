@@ -51,8 +51,6 @@ pub(crate) const KIND: Kind = Kind {
         ("/usr/lib/x86_64-linux-gnu/libaio.so.1", "libaio1"),
         ("/usr/lib/x86_64-linux-gnu/libnuma.so.1", "libnuma1"),
         ("/usr/lib/x86_64-linux-gnu/libtirpc.so.3", "libtirpc3"),
-        // Some tests change the clock of a server.
-        ("faketime", "faketime"),
     ],
     user: None,
     prepare,
