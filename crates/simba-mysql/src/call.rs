@@ -111,23 +111,26 @@ impl Call<'_> {
         }
         let mutex = vec![self.party.mutex()];
         let _: Vec<(u8,)> = self.link.query(self.limit(), &self.site.statements.unlocked, mutex).await?;
-        self.party.standing().suspect = false;
+        self.party.standing().unlocked();
         Ok(())
     }
 
-    /// The write that needs no look before it, if there is one: about the hold that we remember, a first try,
-    /// and a try at the version at which the mutex was just seen free.
+    /// Sends the write that needs no look before it, if there is one: about the hold that we remember, and a take at
+    /// the version at which this handle saw the mutex free.
     async fn at_once(&mut self, prior: Prior, offer: Option<u64>) -> Result<Option<Answer>, Fault> {
-        let (token, seen, doubtful, cautious) = {
+        let (token, seen, doubtful) = {
             let mut standing = self.party.standing();
             if prior == Prior::Nothing {
                 standing.forget();
             }
-            (standing.token(), standing.seen(), standing.doubtful(), standing.cautious)
+            (standing.token(), standing.seen(), standing.doubtful())
         };
         match (prior, seen) {
-            (Prior::Nothing, _) if *self.doubt || (cautious && offer.is_none()) => Ok(None),
-            (Prior::Nothing, _) => self.take(offer).await,
+            (Prior::Nothing, _) if *self.doubt => Ok(None),
+            (Prior::Nothing, _) => match offer.or_else(|| self.site.take_freed(&self.party.claim.mutex)) {
+                Some(version) => self.take(version).await,
+                None => Ok(None),
+            },
             (Prior::Lapsed(lapsed), Some(seen)) if token == Some(lapsed) => self.retake(seen).await,
             (_, Some(seen)) => match doubtful {
                 Some(versions) => self.renew_among(versions).await,
@@ -142,7 +145,7 @@ impl Call<'_> {
         let prior = if prior == Prior::Nothing && *self.doubt { Prior::Unknown } else { prior };
         let decided = decide(prior, &self.party.standing(), &self.party.claim.contender, row);
         match decided {
-            Move::Take => self.take(Some(row.version)).await,
+            Move::Take => self.take(row.version).await,
             Move::Renew => self.renew(row.version, true).await,
             Move::Adopt => self.renew(row.version, false).await,
             Move::Retake => self.retake(row.version).await,
@@ -152,35 +155,27 @@ impl Call<'_> {
     }
 
     fn refuse(&self, row: &Row) -> Result<Answer, Fault> {
-        let mut standing = self.party.standing();
-        standing.forget();
-        standing.cautious = true;
-        drop(standing);
+        self.party.standing().forget();
         Ok(row
             .ownership()
             .map_err(|error| Fault::Refused(error.with_backend(NAME)))?
             .map_or(Answer::Vacant, Answer::Held))
     }
 
-    /// Takes what is free, at this version if one is given.
-    async fn take(&mut self, version: Option<u64>) -> Result<Option<Answer>, Fault> {
+    /// Takes what was free at this version.
+    async fn take(&mut self, version: u64) -> Result<Option<Answer>, Fault> {
         let party = self.party;
         // What begins here has no token before a reply is seen.
         party.standing().forget();
-        let mut values = vec![party.ttl_ms().into(), party.total_ms().into(), party.id(), party.mutex()];
-        values.extend(version.map(Value::from));
-        let statements = &self.site.statements;
-        let text = if version.is_some() { &statements.take_at } else { &statements.take };
-        let written = match self.link.write(self.limit(), text, values).await {
-            Ok(written) => written,
+        let values =
+            vec![party.ttl_ms().into(), party.total_ms().into(), party.id(), party.mutex(), version.into()];
+        match self.write_timed(&self.site.statements.take, values).await {
+            Ok(Written { rows: 0, .. }) => Ok(None),
+            Ok(_) => self.begin(version + 1).map(Some),
             Err(fault) => {
                 *self.doubt |= fault.leaves_doubt();
-                return Err(fault);
+                Err(fault)
             }
-        };
-        match written.rows {
-            0 => Ok(None),
-            _ => self.begin(version.map(|version| version + 1).or(written.number)).map(Some),
         }
     }
 
@@ -191,7 +186,7 @@ impl Call<'_> {
         if made.rows == 0 {
             return Ok(None);
         }
-        self.take(Some(0)).await
+        self.take(0).await
     }
 
     /// Renews our hold at this version. If it is not the remembered one, the version after it is its token.
@@ -243,7 +238,7 @@ impl Call<'_> {
         let written = self.extend(&self.site.statements.retake, version).await?;
         match written.rows {
             0 => Ok(None),
-            _ => self.begin(Some(version + 1)).map(Some),
+            _ => self.begin(version + 1).map(Some),
         }
     }
 
@@ -251,6 +246,11 @@ impl Call<'_> {
         let party = self.party;
         let values =
             vec![party.ttl_ms().into(), party.total_ms().into(), party.mutex(), party.id(), version.into()];
+        self.write_timed(text, values).await
+    }
+
+    /// Carries out a write that hands the server's time over.
+    async fn write_timed(&mut self, text: &str, values: Vec<Value>) -> Result<Written, Fault> {
         let written = self.link.write(self.limit(), text, values).await?;
         if let Some(reading) = written.reading() {
             self.site.server_clock.read(reading);
@@ -258,11 +258,7 @@ impl Call<'_> {
         Ok(written)
     }
 
-    fn begin(&self, version: Option<u64>) -> Result<Answer, Fault> {
-        let Some(version) = version else {
-            let message = "the server did not tell the version of a row that it changed";
-            return Err(Fault::Refused(Error::new(ErrorKind::Protocol, message).with_backend(NAME)));
-        };
+    fn begin(&self, version: u64) -> Result<Answer, Fault> {
         let Claim { mutex, contender, .. } = &self.party.claim;
         self.party.standing().began(version);
         self.site.note_version(mutex, version);
@@ -278,42 +274,57 @@ impl Call<'_> {
 
     /// Frees what `holding` says.
     pub(crate) async fn release(&mut self, holding: Holding) -> Result<(), Fault> {
-        let mut version = match holding {
+        let mut known = match holding {
             Holding::Under(token) => match self.remembered(token) {
                 Some(seen) => Some(seen),
                 None => return Ok(()),
             },
-            Holding::Unknown => self.ours_now(None).await?,
+            Holding::Unknown => None,
             _ => return Ok(()),
         };
-        let token = self.party.standing().token();
+        self.not_locked().await?;
         for _ in 0..ROUNDS {
-            let Some(at) = version else {
-                self.party.standing().forget();
-                return Ok(());
+            let done = match known.take() {
+                Some(version) => self.free(version).await?,
+                None => self.free_ours(holding).await?,
             };
-            if self.free(at).await? {
+            if done {
                 return Ok(());
             }
-            version = self.ours_now(token.filter(|_| holding != Holding::Unknown)).await?;
         }
         let message = "the row changes faster than it can be freed";
         Err(Fault::Refused(Error::new(ErrorKind::Unavailable, message).with_backend(NAME)))
     }
 
+    /// Frees the row if it is ours: any row under our id, or the tenure that our own writes explain. False if the row
+    /// changed meanwhile.
+    async fn free_ours(&mut self, holding: Holding) -> Result<bool, Fault> {
+        let row = self.read().await?;
+        let unknown = holding == Holding::Unknown;
+        let is_ours = |row: &Row| {
+            let meant = unknown || self.party.standing().explains(row.version);
+            row.owner == self.party.claim.contender.as_str() && meant
+        };
+        match row {
+            Some(row) if is_ours(&row) => return self.free(row.version).await,
+            // A take of ours may still be under way: it must not find the row as it expects it.
+            Some(row) if unknown && row.is_free() => return self.fence(row.version).await,
+            _ => {}
+        }
+        self.party.standing().forget();
+        Ok(true)
+    }
+
+    async fn fence(&mut self, version: u64) -> Result<bool, Fault> {
+        let values = vec![self.party.mutex(), version.into()];
+        let written = self.link.write(self.limit(), &self.site.statements.fence, values).await?;
+        self.party.standing().forget();
+        Ok(written.rows > 0)
+    }
+
     fn remembered(&self, token: FencingToken) -> Option<u64> {
         let standing = self.party.standing();
         standing.seen().filter(|_| standing.token() == Some(token))
-    }
-
-    /// The version to free by, if the row is ours: any row of ours, or the tenure of a token that our own
-    /// writes explain.
-    async fn ours_now(&mut self, token: Option<FencingToken>) -> Result<Option<u64>, Fault> {
-        let row = self.read().await?;
-        let standing = self.party.standing();
-        let meant = |row: &Row| token.is_none() || standing.explains(row.version);
-        let ours = |row: &Row| row.owner == self.party.claim.contender.as_str() && meant(row);
-        Ok(row.filter(ours).map(|row| row.version))
     }
 
     async fn free(&mut self, version: u64) -> Result<bool, Fault> {
@@ -330,7 +341,7 @@ impl Call<'_> {
         drop(standing);
         let freed = written?.rows > 0;
         if freed {
-            self.site.waiters.freed(&party.claim.mutex, version + 1, self.site.clock.now());
+            self.site.freed(&party.claim.mutex, version + 1);
         }
         Ok(freed)
     }

@@ -1,4 +1,4 @@
-//! The connection that looks for those who wait and works for operators, and what it learnt of the table.
+//! The connection that looks for those who wait, connections for operators, and what was learnt of the table.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,7 +10,7 @@ use crate::link::{Link, Purpose};
 use crate::shape::Shape;
 use crate::site::Site;
 
-/// Shared by the poller and by operators, one at a time.
+/// The poller's connection and the shape of the table.
 pub(crate) struct Control {
     site: Arc<Site>,
     pub(crate) link: Arc<Mutex<Link>>,
@@ -21,6 +21,18 @@ impl Control {
     pub(crate) fn new(site: Arc<Site>) -> Self {
         let link = Link::new(Arc::clone(&site), Purpose::Looks);
         Self { site, link: Arc::new(Mutex::new(link)), shape: OnceLock::new() }
+    }
+
+    /// Opens a connection for one operator's call, which may take seconds: on the poller's nobody who waits would be
+    /// woken meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// There is no connection, and why.
+    pub(crate) async fn operator(&self) -> Result<Link> {
+        let mut link = Link::new(Arc::clone(&self.site), Purpose::Looks);
+        link.ready().await?;
+        Ok(link)
     }
 
     /// The shape of the table, looked at until it is right.

@@ -10,15 +10,15 @@ pub(crate) const NAME: &str = "mysql";
 /// Why a statement has no result.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// The connection is gone, and nobody knows whether the statement was carried out.
+    /// The connection is gone or of no more use, and the statement may have been carried out.
     Lost(Error),
     /// No answer in time; the connection was given up, and nobody knows either.
     Late(Error),
     /// The server's own timeout struck, and nobody knows for sure.
     Overdue(Error),
-    /// A peer has locked the row. Not carried out.
+    /// A peer has locked the row, or its transaction won. Not carried out.
     Locked(Error),
-    /// The server is read-only, so another one is the primary now.
+    /// The server takes no writes now, as during a failover: another server may. Not carried out.
     Demoted(Error),
     /// The server said no.
     Refused(Error),
@@ -51,12 +51,23 @@ impl Fault {
 pub(crate) fn fault(error: Mysql, table: &TableName) -> Fault {
     match error {
         Mysql::Server(error) => match error.code {
-            1205 | 1213 | 3572 => Fault::Locked(locked(error)),
+            1205 | 3572 => Fault::Locked(locked(error)),
+            1213 | 3101 => {
+                Fault::Locked(gone("another transaction won: the server undid ours").with_source(error))
+            }
             1969 | 3024 => Fault::Overdue(overdue(error)),
             1053 | 1927 | 1317 | 4031 => {
                 Fault::Lost(gone("the server ended the connection").with_source(error))
             }
-            1290 | 1792 | 1836 => Fault::Demoted(refused(error, table)),
+            1180 | 3100 => Fault::Lost(
+                gone("the server could not commit a write, or not say whether it did: see its log")
+                    .with_source(error),
+            ),
+            // A proxy or a failover changed the server behind the connection, or the table was changed.
+            1243 | 1615 => {
+                Fault::Lost(gone("the server does not know a prepared statement any more").with_source(error))
+            }
+            1047 | 1290 | 1792 | 1836 | 3032 => Fault::Demoted(refused(error, table)),
             _ => Fault::Refused(refused(error, table)),
         },
         Mysql::Io(IoError::Io(error)) if is_tls(&error) => Fault::Refused(untrusted(error)),
@@ -164,9 +175,16 @@ fn meaning(code: u16, table: &TableName) -> (ErrorKind, String) {
             format!("the table {table} lacks a column, so it is not Simba's: name another with `table`, then run \
                      `simba schema --apply`"),
         ),
-        1290 | 1792 | 1836 => {
-            (ErrorKind::Config, "the server is read-only: name the primary, or turn read_only off".to_owned())
-        }
+        // Transient: a planned failover makes the old primary read-only before the new one takes over.
+        1290 | 1792 | 1836 => (
+            ErrorKind::Unavailable,
+            "the server is read-only: wait for the failover to end, name the primary, or turn read_only off".to_owned(),
+        ),
+        1047 | 3032 => (
+            ErrorKind::Unavailable,
+            "the server takes no statements: it is offline or not in its cluster's majority; wait, or name another"
+                .to_owned(),
+        ),
         1264 | 1690 => (
             ErrorKind::Config,
             format!("the version of this mutex has reached the end of its column: ALTER TABLE {table} MODIFY version \
@@ -202,7 +220,22 @@ mod tests {
     fn locks_and_lost_connections_are_told_from_refusals() {
         assert!(matches!(of(1205), Fault::Locked(_)) && matches!(of(1213), Fault::Locked(_)));
         assert!(matches!(of(1927), Fault::Lost(_)));
+        assert!(matches!(of(1290), Fault::Demoted(_)) && matches!(of(1047), Fault::Demoted(_)));
         assert!(matches!(of(1146), Fault::Refused(_)));
+    }
+
+    #[test]
+    fn what_a_failover_causes_is_transient() {
+        for code in [1047, 1180, 1243, 1290, 1615, 1792, 1836, 3032, 3100, 3101] {
+            let error = of(code).into_error();
+            assert!(error.is_transient(), "{code}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_write_that_may_have_been_committed_leaves_doubt() {
+        assert!([1180, 3100].into_iter().all(|code| of(code).leaves_doubt()));
+        assert!(![1205, 1213, 1290, 3101].into_iter().any(|code| of(code).leaves_doubt()));
     }
 
     #[test]
@@ -213,7 +246,8 @@ mod tests {
             (1049, ErrorKind::Config, "create it"),
             (1146, ErrorKind::Config, "simba schema --apply"),
             (1054, ErrorKind::Config, "table"),
-            (1290, ErrorKind::Config, "primary"),
+            (1290, ErrorKind::Unavailable, "primary"),
+            (1047, ErrorKind::Unavailable, "majority"),
             (1264, ErrorKind::Config, "BIGINT UNSIGNED"),
             (1040, ErrorKind::Unavailable, "max_connections"),
             (1114, ErrorKind::Unavailable, "make room"),

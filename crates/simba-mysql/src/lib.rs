@@ -30,7 +30,7 @@
 //! | key | default | what |
 //! |---|---|---|
 //! | `table` | `simba_mutex` | the table, by a plain name |
-//! | `connections` | 4 | connections for calls, 1 to 64; one more looks on behalf of who waits |
+//! | `connections` | 4 | connections for calls, 1 to 64; one more polls for the waiters, and an operator's call opens its own |
 //! | `poll` | 250ms | how often that one looks while someone waits, 10ms to 60s |
 //! | `connect-timeout` | 2s | how long one try to connect may take |
 //! | `socket` | | a Unix socket in place of the host |
@@ -53,18 +53,21 @@
 //! - A token that grows with every acquisition, through release, restart, renewals and JVM peers: the `version`
 //!   that the first answered write of the tenure made. Asynchronous failover and a restored backup can set it
 //!   back.
-//! - Every write about an own hold names the version that it is about, so it does nothing if it comes late or
-//!   twice. No transaction is ever left open.
+//! - Every write names the version that it is about, so it does nothing if it arrives late or twice. No transaction
+//!   is ever left open.
 //! - Time is the server's, in UTC, whatever its zone.
 //! - A constant number of connections, whatever the number of mutexes. Renewals that fall due together share a
-//!   statement; a row that a stuck peer has locked is taken out of it.
+//!   statement; a row that a stuck peer has locked is left out of it.
 //!
 //! # What it does not
 //!
 //! - It cannot wake anyone: waiters of one process are found by one poll, adaptive between 25 ms and `poll`, at
 //!   most ten a second over any ten seconds. Within a process a release wakes the next at once. There is no
 //!   order between processes.
-//! - Others than the holder do not see a token: a row does not tell which version began the tenure.
+//! - Only the holder sees its token: a row does not tell which version began the tenure. An eviction by token frees
+//!   only a hold that was not renewed yet, and is an error where the row does not tell.
+//! - Several servers that take writes have several clocks: a server that is ahead gives mutexes away too early. The
+//!   probe finds Galera and group replication with several writers.
 //! - The table knows ids, not sessions: of two contenders with the same chosen id, one whose call was lost takes
 //!   the other's hold for its own. Ids that are not chosen are unique.
 //! - Names that differ by case only are one row in the usual collations. That is logged once.

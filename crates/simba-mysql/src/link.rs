@@ -144,8 +144,8 @@ impl Link {
     /// Has the server prepare the next statement that calls need; false if there is none.
     pub(crate) async fn prepare_next(&mut self) -> bool {
         let site = Arc::clone(&self.site);
-        let Statements { take, take_at, renew, release, read, insert, .. } = &site.statements;
-        let texts = [renew, take, release, read, take_at, insert];
+        let Statements { take, renew, release, read, insert, .. } = &site.statements;
+        let texts = [renew, take, release, read, insert];
         match texts.into_iter().find(|text| !self.prepared.contains(&place(text))) {
             Some(text) => self.prepare(text).await,
             None => false,

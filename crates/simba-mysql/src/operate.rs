@@ -1,9 +1,10 @@
+use std::cmp::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use mysql_async::Value;
 use simba_core::operate::{EvictIf, Eviction, MutexRecord, Operate, Probe};
-use simba_core::{ContenderId, Error, ErrorKind, MutexName, Result};
+use simba_core::{ContenderId, Error, ErrorKind, FencingToken, MutexName, Result};
 
 use crate::backend::MySqlBackend;
 use crate::error::{Fault, NAME};
@@ -22,7 +23,7 @@ impl MySqlBackend {
         Ok(rows.into_iter().next())
     }
 
-    /// One try; `None` if the row changed meanwhile.
+    /// Tries once; `None` if the row changed meanwhile.
     async fn try_evict(
         &self,
         link: &mut Link,
@@ -33,7 +34,11 @@ impl MySqlBackend {
             return Ok(Some(Eviction::Vacant));
         };
         let owner = ContenderId::foreign(&row.owner)?;
-        if !condition.holds_for(&owner, None) {
+        let met = match condition {
+            EvictIf::Token(token) => is_token(*token, &row).map_err(|error| error.with_mutex(mutex))?,
+            condition => condition.holds_for(&owner, None),
+        };
+        if !met {
             return Ok(Some(Eviction::Other(owner)));
         }
         let values = vec![mutex.as_str().into(), row.owner.as_str().into(), row.version.into()];
@@ -42,7 +47,7 @@ impl MySqlBackend {
         if written.rows == 0 {
             return Ok(None);
         }
-        self.site.waiters.freed(mutex, row.version + 1, self.site.clock.now());
+        self.site.freed(mutex, row.version + 1);
         Ok(Some(Eviction::Freed { owner, window: row.remaining() }))
     }
 }
@@ -51,8 +56,7 @@ impl MySqlBackend {
 impl Operate for MySqlBackend {
     async fn list(&self) -> Result<Vec<MutexRecord>> {
         self.control.shape().await?;
-        let mut link = self.control.link.lock().await;
-        link.ready().await?;
+        let mut link = self.control.operator().await?;
         let rows =
             link.rows(LIMIT, &self.site.statements.list, Vec::new()).await.map_err(Fault::into_error)?;
         // What cannot be a name is not ours to list.
@@ -64,16 +68,14 @@ impl Operate for MySqlBackend {
 
     async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
         self.control.shape().await?;
-        let mut link = self.control.link.lock().await;
-        link.ready().await?;
+        let mut link = self.control.operator().await?;
         let row = self.row(&mut link, mutex).await?;
         Ok(row.map_or_else(|| MutexRecord::free(mutex.clone()), |row| record(mutex.clone(), &row)))
     }
 
     async fn evict(&self, mutex: &MutexName, condition: EvictIf) -> Result<Eviction> {
         self.control.shape().await?;
-        let mut link = self.control.link.lock().await;
-        link.ready().await?;
+        let mut link = self.control.operator().await?;
         for _ in 0..ROUNDS {
             if let Some(eviction) = self.try_evict(&mut link, mutex, &condition).await? {
                 return Ok(eviction);
@@ -84,8 +86,7 @@ impl Operate for MySqlBackend {
     }
 
     async fn probe(&self) -> Result<Probe> {
-        let mut link = self.control.link.lock().await;
-        link.ready().await?;
+        let mut link = self.control.operator().await?;
         probe(&mut link, &self.site).await
     }
 
@@ -99,12 +100,30 @@ impl Operate for MySqlBackend {
             Err(error) if error.kind() == ErrorKind::Config => {}
             outcome => return outcome.map(drop),
         }
-        let mut link = self.control.link.lock().await;
-        link.ready().await?;
+        let mut link = self.control.operator().await?;
         link.command(LIMIT, &self.site.schema).await.map_err(Fault::into_error)?;
-        drop(link);
         // A table of another shape is still there.
         self.control.shape().await.map(drop)
+    }
+}
+
+/// Returns whether the holder of the row has this token, which is the version of the first write of its tenure.
+///
+/// # Errors
+///
+/// The row does not tell: it was written since, by renewals of that tenure or by a later one.
+fn is_token(token: FencingToken, row: &Row) -> Result<bool> {
+    match token.get().cmp(&row.version) {
+        Ordering::Equal => Ok(true),
+        Ordering::Greater => Ok(false),
+        Ordering::Less => {
+            let message = format!(
+                "the row does not tell whether `{}` has token {token}: a renewal counts the version up as well; name \
+                 the holder by its id instead (`--if-owner {}`)",
+                row.owner, row.owner
+            );
+            Err(Error::new(ErrorKind::Invalid, message).with_backend(NAME))
+        }
     }
 }
 
@@ -121,4 +140,18 @@ fn record(mutex: MutexName, row: &Row) -> MutexRecord {
 
 fn since_1970(ms: u64) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_millis(ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_told_only_by_a_row_that_was_not_written_since() {
+        let row = Row::from(("m".into(), 0, 2_000, 3_000, "x".into(), 7, 1_000));
+        assert!(is_token(FencingToken::new(7), &row).unwrap());
+        assert!(!is_token(FencingToken::new(8), &row).unwrap());
+        let error = is_token(FencingToken::new(6), &row).unwrap_err();
+        assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("--if-owner x"), "{error}");
+    }
 }

@@ -23,6 +23,10 @@ const SERVER: &str = "SELECT CONCAT(@@version_comment, ' ', @@version), @@global
     CAST(UNIX_TIMESTAMP(CURRENT_TIMESTAMP(3)) * 1000 AS UNSIGNED)";
 type Server = (String, String, String, u64, u64, u64, String, u64);
 
+/// What a server says of others that take writes beside it; a server that knows no such setting says nothing.
+const WRITERS: &str =
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode')";
+
 const ENGINE: &str = "SELECT COALESCE(engine, '') FROM information_schema.tables \
     WHERE table_schema = DATABASE() AND table_name = ?";
 
@@ -39,6 +43,9 @@ pub(crate) async fn probe(link: &mut Link, site: &Site) -> Result<Probe> {
         probe.findings.extend(of_server(&server, ours));
         probe.server = server.0;
     }
+    let writers: Vec<(String, String)> =
+        link.query(LIMIT, WRITERS, Vec::new()).await.map_err(Fault::into_error)?;
+    probe.findings.extend(of_writers(&writers));
     if site.config.is_exposed() {
         let problem = "the connection is not encrypted and leaves this machine";
         probe.findings.push(Finding::new(problem, "add ssl-mode=VERIFY_IDENTITY to the URL"));
@@ -90,6 +97,25 @@ fn of_server(server: &Server, wall: Duration) -> Vec<Finding> {
         );
     }
     findings
+}
+
+/// Finds servers that take writes beside others. A lease is counted by the clock of the server that a peer asks, so a
+/// clock that is ahead by more than the margin frees a mutex too early.
+fn of_writers(settings: &[(String, String)]) -> Option<Finding> {
+    let is = |name: &str, value: &str| {
+        settings.iter().any(|(key, set)| key.eq_ignore_ascii_case(name) && set.eq_ignore_ascii_case(value))
+    };
+    let what = if is("wsrep_on", "ON") {
+        "the server is a node of a Galera cluster (wsrep_on)"
+    } else if is("group_replication_single_primary_mode", "OFF") {
+        "group replication has several writers (group_replication_single_primary_mode is OFF)"
+    } else {
+        return None;
+    };
+    Some(Finding::new(
+        format!("{what}: leases are counted by the clock of each server that takes writes"),
+        "point all services at the same server, and keep the clocks of all servers in step",
+    ))
 }
 
 async fn of_table(link: &mut Link, site: &Site) -> Result<Vec<Finding>> {
@@ -186,6 +212,17 @@ mod tests {
         for (problems, word) in found {
             assert!(problems.len() == 1 && problems[0].contains(word), "{word}: {problems:?}");
         }
+    }
+
+    #[test]
+    fn several_writers_are_found() {
+        let set = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+        assert_eq!(of_writers(&[]), None);
+        assert_eq!(of_writers(&set("wsrep_on", "OFF")), None);
+        assert_eq!(of_writers(&set("group_replication_single_primary_mode", "ON")), None);
+        assert!(of_writers(&set("wsrep_on", "ON")).unwrap().problem.contains("Galera"));
+        let several = of_writers(&set("group_replication_single_primary_mode", "OFF")).unwrap();
+        assert!(several.problem.contains("several writers"), "{several:?}");
     }
 
     #[test]

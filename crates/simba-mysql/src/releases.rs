@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::Fault;
-use crate::renewals::{holds, undone};
+use crate::renewals::{holds, late, undone};
 use crate::statements::BATCH;
 use crate::worker::{Job, Worker};
 
@@ -31,9 +31,16 @@ impl Worker {
             }
             // A call of its own finds out what became of each: it frees what is still ours, once.
             Ok(_) | Err(Fault::Lost(_) | Fault::Overdue(_)) => self.serve_all(jobs).await,
-            Err(Fault::Late(error)) => jobs.into_iter().for_each(|job| job.fail(error.clone())),
-            Err(Fault::Locked(_) | Fault::Refused(_) | Fault::Demoted(_)) => {
+            Err(Fault::Late(error)) => late(jobs, &error),
+            Err(Fault::Demoted(error)) => {
                 jobs.iter().for_each(undone);
+                jobs.into_iter().for_each(|job| job.fail(error.clone()));
+            }
+            Err(fault @ (Fault::Locked(_) | Fault::Refused(_))) => {
+                jobs.iter().for_each(undone);
+                if let Fault::Locked(_) = fault {
+                    self.mark_locked(&jobs).await;
+                }
                 self.serve_all(jobs).await;
             }
         }
@@ -44,7 +51,7 @@ impl Worker {
         let version = standing.seen().unwrap_or_default() + 1;
         standing.forget();
         drop(standing);
-        self.site.waiters.freed(&job.party.claim.mutex, version, self.site.clock.now());
+        self.site.freed(&job.party.claim.mutex, version);
         job.released();
     }
 }

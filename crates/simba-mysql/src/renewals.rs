@@ -1,10 +1,10 @@
 //! Renewals that fall due together go out as one statement.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use mysql_async::Value;
-use simba_core::Answer;
+use simba_core::{Answer, Error};
 
 use crate::call::Party;
 use crate::error::Fault;
@@ -21,33 +21,60 @@ impl Worker {
         }
     }
 
-    /// Renews a batch of equal leases; halves it for as long as a locked row is in it.
+    /// Renews a batch of equal leases. If a peer has locked rows of it, the others go out again without them, and
+    /// those rows are renewed one by one, last.
     async fn renew_together(&mut self, jobs: Vec<Job>) {
-        let mut batches = vec![jobs];
-        while let Some(mut jobs) = batches.pop() {
-            if jobs.len() <= 1 {
-                self.serve_all(jobs).await;
-                continue;
-            }
+        let (mut jobs, mut apart) = (jobs, Vec::new());
+        if jobs.len() > 1 {
             match self.send_renewals(&jobs).await {
-                Ok(written) if written.rows == jobs.len() as u64 => jobs.into_iter().for_each(renewed),
-                Ok(_) => self.sort_out_renewals(jobs).await,
                 Err(Fault::Locked(_)) => {
                     jobs.iter().for_each(undone);
-                    if jobs.len() == 2 {
-                        jobs.iter().for_each(|job| job.party.standing().suspect = true);
-                    }
-                    batches.push(jobs.split_off(jobs.len() / 2));
-                    batches.push(jobs);
+                    self.mark_locked(&jobs).await;
+                    (apart, jobs) = jobs.into_iter().partition(|job| job.party.standing().suspect);
                 }
-                Err(Fault::Lost(_) | Fault::Overdue(_)) => self.serve_all(jobs).await,
-                Err(Fault::Late(error)) => jobs.into_iter().for_each(|job| job.fail(error.clone())),
-                Err(Fault::Refused(_) | Fault::Demoted(_)) => {
-                    // One of them may be at fault: its own error is for it alone.
-                    jobs.iter().for_each(undone);
-                    self.serve_all(jobs).await;
-                }
+                sent => return self.settle_renewals(jobs, sent).await,
             }
+        }
+        if jobs.len() > 1 {
+            let sent = self.send_renewals(&jobs).await;
+            self.settle_renewals(jobs, sent).await;
+        } else {
+            self.serve_all(jobs).await;
+        }
+        self.serve_all(apart).await;
+    }
+
+    /// Answers renewals that went out together.
+    async fn settle_renewals(&mut self, jobs: Vec<Job>, sent: Result<Written, Fault>) {
+        match sent {
+            Ok(written) if written.rows == jobs.len() as u64 => jobs.into_iter().for_each(renewed),
+            Ok(_) => self.sort_out_renewals(jobs).await,
+            Err(Fault::Lost(_) | Fault::Overdue(_)) => self.serve_all(jobs).await,
+            Err(Fault::Late(error)) => late(jobs, &error),
+            Err(Fault::Demoted(error)) => {
+                jobs.iter().for_each(undone);
+                jobs.into_iter().for_each(|job| job.fail(error.clone()));
+            }
+            Err(Fault::Locked(_) | Fault::Refused(_)) => {
+                // One of them may be at fault: its own error is for it alone.
+                jobs.iter().for_each(undone);
+                self.serve_all(jobs).await;
+            }
+        }
+    }
+
+    /// Marks the jobs whose rows a peer has locked, so that their next try does not wait for them.
+    pub(crate) async fn mark_locked(&mut self, jobs: &[Job]) {
+        let site = Arc::clone(&self.site);
+        let (text, size) = site.statements.unlocked_many(jobs.len());
+        let limit = jobs.iter().map(|job| site.limit(&job.party.claim.lease)).min();
+        let names = filled(jobs, size).map(|job| job.party.mutex()).collect();
+        // A server that does not know the statement leaves all of them marked.
+        let unlocked: Vec<(String,)> =
+            self.link.query(limit.unwrap_or_default(), text, names).await.unwrap_or_default();
+        let unlocked: HashSet<String> = unlocked.into_iter().map(|(name,)| name).collect();
+        for job in jobs {
+            job.party.standing().suspect = !unlocked.contains(job.party.claim.mutex.as_str());
         }
     }
 
@@ -161,4 +188,13 @@ fn renewed(job: Job) {
 /// The shared statement surely did nothing for this one.
 pub(crate) fn undone(job: &Job) {
     job.party.standing().missed();
+}
+
+/// Nobody answered a statement of all of them. A peer may have locked one row, so each asks for that first the next
+/// time.
+pub(crate) fn late(jobs: Vec<Job>, error: &Error) {
+    for job in jobs {
+        job.party.standing().suspect = true;
+        job.fail(error.clone());
+    }
 }

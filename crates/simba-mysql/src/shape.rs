@@ -12,10 +12,14 @@ use crate::site::Site;
 const LIMIT: Duration = Duration::from_secs(5);
 
 const COLUMNS: &str = "SELECT LOWER(column_name), LOWER(data_type), LOWER(column_type), \
-    COALESCE(character_maximum_length, 0), COALESCE(LOWER(character_set_name), ''), column_key \
+    COALESCE(character_maximum_length, 0), COALESCE(LOWER(character_set_name), '') \
     FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = ?";
+type Described = (String, String, String, u64, String);
 
-type Described = (String, String, String, u64, String, String);
+/// The columns that are unique by themselves: the keys of one whole column.
+const UNIQUE: &str = "SELECT LOWER(MAX(column_name)) FROM information_schema.statistics \
+    WHERE table_schema = DATABASE() AND table_name = ? AND non_unique = 0 \
+    GROUP BY index_name HAVING COUNT(*) = 1 AND MAX(sub_part) IS NULL";
 
 /// How wide the columns of the table are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +41,12 @@ impl Shape {
         link.command(LIMIT, &site.statements.columns).await.map_err(Fault::into_error)?;
         let table = Value::from(site.statements.table().as_str());
         let columns: Vec<Described> =
-            link.query(LIMIT, COLUMNS, vec![table]).await.map_err(Fault::into_error)?;
-        Self::of(&columns).ok_or_else(|| foreign_shape(site))
+            link.query(LIMIT, COLUMNS, vec![table.clone()]).await.map_err(Fault::into_error)?;
+        let unique: Vec<(String,)> =
+            link.query(LIMIT, UNIQUE, vec![table]).await.map_err(Fault::into_error)?;
+        // Without a unique name two rows could be one mutex.
+        let is_unique = unique.iter().any(|(column,)| column == "mutex");
+        Self::of(&columns).filter(|_| is_unique).ok_or_else(|| foreign_shape(site))
     }
 
     fn of(columns: &[Described]) -> Option<Self> {
@@ -47,9 +55,7 @@ impl Shape {
         let is_text = |column: &Described| matches!(&*column.1, "char" | "varchar");
         let is_time = |name: &str| column(name).is_some_and(|column| column.1 == "bigint");
         let times = ["acquired_at", "ttl_at", "transition_at"].iter().all(|name| is_time(name));
-        // Without a unique name two rows could be one mutex.
-        let unique = matches!(&*mutex.5, "PRI" | "UNI");
-        if !is_text(mutex) || !is_text(owner) || !times || !unique {
+        if !is_text(mutex) || !is_text(owner) || !times {
             return None;
         }
         let unsigned = version.2.contains("unsigned");
@@ -102,17 +108,17 @@ mod tests {
     use super::*;
 
     fn columns(owner: &str, version: &str) -> Vec<Described> {
-        let column = |name: &str, kind: &str, len, key: &str| {
+        let column = |name: &str, kind: &str, len| {
             let data = kind.split(['(', ' ']).next().unwrap().to_owned();
-            (name.to_owned(), data, kind.to_owned(), len, "latin1".to_owned(), key.to_owned())
+            (name.to_owned(), data, kind.to_owned(), len, "latin1".to_owned())
         };
         vec![
-            column("mutex", "varchar(66)", 66, "PRI"),
-            column("acquired_at", "bigint(20) unsigned", 0, ""),
-            column("ttl_at", "bigint(20) unsigned", 0, ""),
-            column("transition_at", "bigint(20) unsigned", 0, ""),
-            column("owner_id", owner, 32, ""),
-            column("version", version, 0, ""),
+            column("mutex", "varchar(66)", 66),
+            column("acquired_at", "bigint(20) unsigned", 0),
+            column("ttl_at", "bigint(20) unsigned", 0),
+            column("transition_at", "bigint(20) unsigned", 0),
+            column("owner_id", owner, 32),
+            column("version", version, 0),
         ]
     }
 
@@ -129,9 +135,6 @@ mod tests {
     fn a_table_of_another_shape_is_not() {
         assert_eq!(Shape::of(&columns("bigint", "int unsigned")), None);
         assert_eq!(Shape::of(&columns("char(32)", "varchar(9)")), None);
-        let mut no_key = columns("char(32)", "int unsigned");
-        no_key[0].5 = String::new();
-        assert_eq!(Shape::of(&no_key), None);
-        assert_eq!(Shape::of(&no_key[1..]), None);
+        assert_eq!(Shape::of(&columns("char(32)", "int unsigned")[1..]), None);
     }
 }

@@ -1,7 +1,8 @@
 //! What all parts of one handle share.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mysql_async::Opts;
@@ -16,8 +17,10 @@ use crate::waiters::Waiters;
 
 /// No statement is waited for longer, however long the lease.
 const MAX_CALL: Duration = Duration::from_secs(5);
-/// No statement is given up earlier: the server's own timeout comes first.
+/// No statement is given up earlier, however short the lease: a busy machine needs as much.
 const MIN_CALL: Duration = Duration::from_millis(120);
+/// The most mutexes of which a handle remembers at which version they are free.
+const MOST_FREE: usize = 4_096;
 /// From here on JVM peers cannot read a version.
 const JVM_LIMIT: u64 = 1 << 31;
 
@@ -32,6 +35,8 @@ pub(crate) struct Site {
     opts: Opts,
     /// The shortest time that any session of the handle can wait, in nanoseconds.
     shortest: AtomicU64,
+    /// The version of each mutex that a session of this handle released last: the next take needs no look.
+    free: Mutex<HashMap<MutexName, u64>>,
     warned_of_version: AtomicBool,
     warned_of_names: AtomicBool,
 }
@@ -45,6 +50,7 @@ impl Site {
             waiters: Waiters::new(config.poll),
             opts: config.opts(),
             shortest: AtomicU64::new(u64::MAX),
+            free: Mutex::default(),
             warned_of_version: AtomicBool::new(false),
             warned_of_names: AtomicBool::new(false),
             clock,
@@ -71,6 +77,26 @@ impl Site {
     /// The shortest time that any session of the handle can wait for a reply.
     pub(crate) fn shortest(&self) -> Duration {
         Duration::from_nanos(self.shortest.load(Ordering::Relaxed)).min(MAX_CALL)
+    }
+
+    /// Learns that this handle freed the mutex, which has this version since; wakes the next waiter.
+    pub(crate) fn freed(&self, mutex: &MutexName, version: u64) {
+        let mut free = self.free();
+        if free.len() >= MOST_FREE {
+            free.clear();
+        }
+        free.insert(mutex.clone(), version);
+        drop(free);
+        self.waiters.freed(mutex, version, self.clock.now());
+    }
+
+    /// Returns the version at which this handle freed the mutex, once.
+    pub(crate) fn take_freed(&self, mutex: &MutexName) -> Option<u64> {
+        self.free().remove(mutex)
+    }
+
+    fn free(&self) -> MutexGuard<'_, HashMap<MutexName, u64>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says once that JVM peers will not be able to read this version.

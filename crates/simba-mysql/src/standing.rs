@@ -9,10 +9,10 @@ use simba_core::FencingToken;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Standing {
     hold: Option<Hold>,
-    /// Another was seen to hold: from now on look before writing.
-    pub(crate) cautious: bool,
     /// The row was locked by a peer: others must not have to wait for it again.
     pub(crate) suspect: bool,
+    /// A call paused for the locked row and gave up: the next one does not pause.
+    pub(crate) given_up: bool,
 }
 
 /// A hold whose first reply was seen.
@@ -63,8 +63,7 @@ impl Standing {
     /// A tenure begins with this version.
     pub(crate) fn began(&mut self, version: u64) {
         self.hold = Some(Hold { token: version, seen: version, unanswered: 0 });
-        self.cautious = false;
-        self.suspect = false;
+        self.unlocked();
     }
 
     /// A write about the remembered hold goes out.
@@ -86,7 +85,12 @@ impl Standing {
         if let Some(hold) = &mut self.hold {
             (hold.seen, hold.unanswered) = (version, 0);
         }
-        self.suspect = false;
+        self.unlocked();
+    }
+
+    /// No peer has locked the row now.
+    pub(crate) fn unlocked(&mut self) {
+        (self.suspect, self.given_up) = (false, false);
     }
 }
 

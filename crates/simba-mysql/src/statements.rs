@@ -13,11 +13,14 @@ const NOW: &str = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) D
 /// What a connection for calls is told first. `/*M!` is heeded by MariaDB alone, `/*!8` by MySQL alone.
 ///
 /// A server that clips a number instead of refusing it would stop tokens from growing, hence the strict mode.
-/// The statement timeout is short: a row that a stuck peer has locked ends a call before others have to wait for
-/// it. On MySQL the second of `innodb_lock_wait_timeout` is the least there is.
+///
+/// No statement waits for a row that a peer has locked, since the calls behind it would wait too. On MySQL the one
+/// second of `innodb_lock_wait_timeout` is the least there is. How long a commit may take is for the client's own
+/// limit, which follows the lease: replication may make every commit slow. The server's limit only ends what nobody
+/// waits for any more.
 pub(crate) const FOR_CALLS: &str = concat!(
     "SET time_zone = '+00:00', autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = 1 ",
-    "/*M!100300 , tx_isolation = 'READ-COMMITTED', max_statement_time = 0.1 */ ",
+    "/*M!100300 , tx_isolation = 'READ-COMMITTED', innodb_lock_wait_timeout = 0, max_statement_time = 6 */ ",
     "/*!80000 , transaction_isolation = 'READ-COMMITTED' */"
 );
 
@@ -27,9 +30,6 @@ pub(crate) const FOR_LOOKS: &str = concat!(
     "/*M!100300 , tx_isolation = 'READ-COMMITTED', max_statement_time = 5 */ ",
     "/*!80000 , transaction_isolation = 'READ-COMMITTED', max_execution_time = 5000 */"
 );
-
-/// A batch does not wait for a locked row at all, where the server can be told so: it is split at once.
-const AT_ONCE: &str = "/*M!100300 SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ ";
 
 /// The most rows of one batch, of one take, and of one look, as powers of two.
 const BATCH_POWER: usize = 7;
@@ -49,14 +49,17 @@ const COLUMNS: &str = "mutex, acquired_at, ttl_at, transition_at, owner_id, vers
 #[derive(Debug)]
 pub(crate) struct Statements {
     table: TableName,
-    /// Ours by our id, unexpired, as we last saw it: what every write says that speaks of our own hold.
+    /// Takes what is free, at the version at which it was seen free: a take that arrives late does nothing once the
+    /// row has changed.
     pub(crate) take: String,
-    pub(crate) take_at: String,
+    /// Ours by our id, unexpired, as we last saw it: what every write says that speaks of our own hold.
     pub(crate) renew: String,
     /// The same where writes of ours were not answered: at any version that they explain.
     pub(crate) renew_among: String,
     pub(crate) retake: String,
     pub(crate) release: String,
+    /// Counts the version of a free row up, so that a take that is still under way does nothing.
+    pub(crate) fence: String,
     pub(crate) evict: String,
     pub(crate) read: String,
     pub(crate) list: String,
@@ -66,6 +69,7 @@ pub(crate) struct Statements {
     pub(crate) columns: String,
     renewals: [OnceLock<String>; BATCH_POWER + 1],
     releases: [OnceLock<String>; BATCH_POWER + 1],
+    unlocked_rows: [OnceLock<String>; BATCH_POWER + 1],
     takes: [OnceLock<String>; TAKE_POWER + 1],
     inserts: [OnceLock<String>; TAKE_POWER + 1],
     looks: [OnceLock<String>; LOOK_POWER + 1],
@@ -74,8 +78,8 @@ pub(crate) struct Statements {
 impl Statements {
     pub(crate) fn new(table: TableName) -> Self {
         let take = format!(
-            "UPDATE {table} SET acquired_at = {NOW}, ttl_at = {NOW} + ?, transition_at = {NOW} + ?, \
-             owner_id = ?, version = LAST_INSERT_ID(version + 1) WHERE mutex = ? AND transition_at < {NOW}"
+            "UPDATE {table} SET acquired_at = LAST_INSERT_ID({NOW}), ttl_at = {NOW} + ?, transition_at = {NOW} + ?, \
+             owner_id = ?, version = version + 1 WHERE mutex = ? AND transition_at < {NOW} AND version = ?"
         );
         let ours = format!("WHERE mutex = ? AND owner_id = ? AND transition_at > {NOW} AND version = ?");
         let extend = format!("transition_at = {NOW} + ?, version = version + 1");
@@ -84,8 +88,10 @@ impl Statements {
              version = version + 1 WHERE mutex = ? AND owner_id = ? AND version = ?"
         );
         Self {
-            take_at: format!("{take} AND version = ?"),
             take,
+            fence: format!(
+                "UPDATE {table} SET version = version + 1 WHERE mutex = ? AND transition_at < {NOW} AND version = ?"
+            ),
             // The version after it is known, so the reply has room for the server's time.
             renew: format!("UPDATE {table} SET ttl_at = LAST_INSERT_ID({NOW}) + ?, {extend} {ours}"),
             renew_among: format!(
@@ -105,6 +111,7 @@ impl Statements {
             columns: format!("SELECT {COLUMNS} FROM {table} LIMIT 0"),
             renewals: Default::default(),
             releases: Default::default(),
+            unlocked_rows: Default::default(),
             takes: Default::default(),
             inserts: Default::default(),
             looks: Default::default(),
@@ -125,7 +132,7 @@ impl Statements {
         let (power, size) = padded(count, BATCH_POWER);
         let text = self.renewals[power].get_or_init(|| {
             format!(
-                "{AT_ONCE}UPDATE {} SET ttl_at = LAST_INSERT_ID({NOW}) + ?, transition_at = {NOW} + ?, \
+                "UPDATE {} SET ttl_at = LAST_INSERT_ID({NOW}) + ?, transition_at = {NOW} + ?, \
                  version = version + 1 WHERE mutex IN ({}) AND transition_at > {NOW} \
                  AND (mutex, owner_id, version) IN ({})",
                 self.table,
@@ -141,12 +148,22 @@ impl Statements {
         let (power, size) = padded(count, BATCH_POWER);
         let text = self.releases[power].get_or_init(|| {
             format!(
-                "{AT_ONCE}UPDATE {} SET acquired_at = 0, ttl_at = 0, transition_at = 0, owner_id = '', \
+                "UPDATE {} SET acquired_at = 0, ttl_at = 0, transition_at = 0, owner_id = '', \
                  version = version + 1 WHERE mutex IN ({}) AND (mutex, owner_id, version) IN ({})",
                 self.table,
                 list("?", size),
                 list("(?,?,?)", size),
             )
+        });
+        (text, size)
+    }
+
+    /// Reads the names of those of `count` rows that no peer has locked, without waiting for the others.
+    pub(crate) fn unlocked_many(&self, count: usize) -> (&str, usize) {
+        let (power, size) = padded(count, BATCH_POWER);
+        let text = self.unlocked_rows[power].get_or_init(|| {
+            let names = list("?", size);
+            format!("SELECT mutex FROM {} WHERE mutex IN ({names}) FOR UPDATE SKIP LOCKED", self.table)
         });
         (text, size)
     }
@@ -157,7 +174,7 @@ impl Statements {
         let (power, size) = padded(count, TAKE_POWER);
         let text = self.takes[power].get_or_init(|| {
             format!(
-                "{AT_ONCE}UPDATE {} SET acquired_at = LAST_INSERT_ID({NOW}), ttl_at = {NOW} + ?, \
+                "UPDATE {} SET acquired_at = LAST_INSERT_ID({NOW}), ttl_at = {NOW} + ?, \
                  transition_at = {NOW} + ?, owner_id = ELT(FIELD(mutex, {}), {}), version = version + 1 \
                  WHERE mutex IN ({}) AND transition_at < {NOW} AND (mutex, version) IN ({})",
                 self.table,
@@ -175,7 +192,7 @@ impl Statements {
         let (power, size) = padded(count, TAKE_POWER);
         let text = self.inserts[power].get_or_init(|| {
             let rows = list("(?,0,0,0,'',0)", size);
-            format!("{AT_ONCE}INSERT IGNORE INTO {} ({COLUMNS}) VALUES {rows}", self.table)
+            format!("INSERT IGNORE INTO {} ({COLUMNS}) VALUES {rows}", self.table)
         });
         (text, size)
     }
@@ -234,7 +251,7 @@ mod tests {
         let statements = statements();
         for text in [
             &statements.take,
-            &statements.take_at,
+            &statements.fence,
             &statements.renew,
             &statements.renew_among,
             &statements.retake,

@@ -11,7 +11,7 @@ use crate::call::Party;
 use crate::decide::{Move, decide};
 use crate::error::{Fault, NAME};
 use crate::link::Written;
-use crate::renewals::{filled, of_equal_lease};
+use crate::renewals::{filled, late, of_equal_lease};
 use crate::row::Row;
 use crate::standing::Standing;
 use crate::statements::TAKES;
@@ -135,7 +135,12 @@ impl Worker {
     /// The outcome is unknown, so each adopts what it may have won.
     async fn take_one_by_one(&mut self, jobs: Vec<Job>, fault: Fault) {
         match fault {
-            Fault::Late(error) => jobs.into_iter().for_each(|job| job.fail(error.clone())),
+            Fault::Late(error) => late(jobs, &error),
+            Fault::Demoted(error) => jobs.into_iter().for_each(|job| job.fail(error.clone())),
+            Fault::Locked(_) => {
+                self.mark_locked(&jobs).await;
+                self.serve_all(jobs).await;
+            }
             fault if fault.leaves_doubt() => {
                 self.serve_all(jobs.into_iter().map(Job::in_doubt).collect()).await
             }
@@ -187,9 +192,6 @@ fn is_taken(party: &Party, row: &Row, version: u64, at: Option<u64>) -> bool {
 }
 
 fn refuse(job: Job, row: &Row) {
-    let mut standing = job.party.standing();
-    standing.cautious = true;
-    drop(standing);
     let held = row.ownership().map_err(|error| error.with_backend(NAME));
     let answer = held.map(|held| held.map_or(Answer::Vacant, Answer::Held));
     job.answer(answer);

@@ -43,8 +43,43 @@ struct Topic {
     local: Option<String>,
 }
 
-/// The tenure that a look found, if any: a renewal changes neither part.
-type Seen = Option<(String, u64)>;
+/// What a look found.
+#[derive(Clone, Debug)]
+enum Seen {
+    /// The version, if there is a row.
+    Free(Option<u64>),
+    Held {
+        owner: String,
+        acquired_at: u64,
+        version: u64,
+    },
+}
+
+impl Seen {
+    fn of(row: Option<&Row>) -> Self {
+        match row.filter(|row| row.is_held()) {
+            Some(Row { owner, acquired_at, version, .. }) => {
+                Self::Held { owner: owner.clone(), acquired_at: *acquired_at, version: *version }
+            }
+            None => Self::Free(row.map(|row| row.version)),
+        }
+    }
+
+    /// Returns whether a renewal, or nothing at all, leads from here to `later`.
+    ///
+    /// Our renewals keep `acquired_at`. JVM peers rewrite it, but a renewal is one write, while a release and a take by
+    /// the same owner are two. A mutex that is free at another version was held between two looks.
+    fn goes_on_as(&self, later: &Self) -> bool {
+        match (self, later) {
+            (Self::Free(before), Self::Free(after)) => before == after,
+            (
+                Self::Held { owner, acquired_at, version },
+                Self::Held { owner: now, acquired_at: since, version: after },
+            ) => owner == now && (acquired_at == since || version.checked_add(1) == Some(*after)),
+            _ => false,
+        }
+    }
+}
 
 /// What wakes one session.
 #[derive(Debug)]
@@ -139,7 +174,7 @@ impl Waiters {
     pub(crate) fn freed(&self, mutex: &MutexName, version: u64, now: Moment) {
         let state = &mut *self.state();
         let Some(topic) = state.topics.get_mut(mutex) else { return };
-        topic.last = Some(None);
+        topic.last = Some(Seen::Free(Some(version)));
         topic.ends_at = None;
         topic.watchers.iter().for_each(|bell| bell.ring(None));
         if topic.queue.is_empty() {
@@ -207,8 +242,8 @@ impl Topic {
     /// Wakes who has to know of this row; returns whether the tenure is another than the last time.
     fn saw(&mut self, row: Option<&Row>, now: Moment) -> bool {
         let held = row.filter(|row| row.is_held());
-        let seen = held.map(|row| (row.owner.clone(), row.acquired_at));
-        let changed = self.last.as_ref().is_some_and(|last| *last != seen);
+        let seen = Seen::of(row);
+        let changed = self.last.as_ref().is_some_and(|last| !last.goes_on_as(&seen));
         // What happened before the first look is as unknown as what happened since the last one.
         if changed || self.last.is_none() {
             self.watchers.iter().for_each(|bell| bell.ring(None));
@@ -330,7 +365,11 @@ mod tests {
     }
 
     fn held(mutex: &str, owner: &str, acquired_at: u64) -> Row {
-        Row::from((mutex.into(), acquired_at, 1_500, 2_000, owner.into(), 9, 1_000))
+        held_at(mutex, owner, acquired_at, 9)
+    }
+
+    fn held_at(mutex: &str, owner: &str, acquired_at: u64, version: u64) -> Row {
+        Row::from((mutex.into(), acquired_at, 1_500, 2_000, owner.into(), version, 1_000))
     }
 
     fn is_rung(ear: &Ear) -> bool {
@@ -393,6 +432,23 @@ mod tests {
         assert!(heard(held("m", "x", 2)), "the same owner came again");
         assert!(heard(held("m", "y", 3)));
         assert!(heard(free("m", 9)));
+        assert!(!heard(free("m", 9)));
+        assert!(heard(free("m", 11)), "it was held and released between two looks");
+    }
+
+    #[test]
+    fn renewals_by_jvm_peers_wake_no_watcher_and_speed_up_no_poll() {
+        let (waiters, _first, _second) = two_waiters();
+        let watcher = waiters.listen(&name("m"), Ask::Changes, at(0));
+        let look = |row: Row, now: u64| {
+            waiters.saw(&[name("m")], &[row], at(now));
+            (is_rung(&watcher), waiters.plan(at(now)).unwrap().fast_until)
+        };
+        look(held_at("m", "jvm", 1, 9), 0);
+        let (_, calm) = look(held_at("m", "jvm", 1, 9), 2_000);
+        // They set `acquired_at` anew with every renewal.
+        assert_eq!(look(held_at("m", "jvm", 2, 10), 2_500), (false, calm));
+        assert!(look(held_at("m", "jvm", 3, 12), 2_600).0, "the same owner released and came again");
     }
 
     #[test]

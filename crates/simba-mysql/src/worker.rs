@@ -22,12 +22,19 @@ const IDLE: Duration = Duration::from_secs(15);
 /// anew before the next renewal needs it. On a slow network a renewal would wait for the answer.
 const ALERT: Duration = Duration::from_millis(200);
 const PING: Duration = Duration::from_secs(1);
-/// How often one call is tried again at once, after a lost connection, after a locked row, and after a statement
-/// that took the server too long: it may have been busy for a moment, and if a peer has locked the row, whoever wants
-/// it asks for that first the next time, and does not wait.
+/// How often one call is tried again at once after a lost connection, and after a statement that took the server too
+/// long: it may have been busy for a moment.
 const LOST_TRIES: u32 = 2;
-const LOCKED_TRIES: u32 = 1;
 const OVERDUE_TRIES: u32 = 2;
+/// The pauses after which one call tries a locked row again. A peer's transaction takes a few round trips. The calls
+/// behind this one wait too, so a peer that does not end its transaction is waited for once: the next call for the same
+/// row asks first whether it is locked, and does not pause.
+const LOCKED_PAUSES: [Duration; 4] = [
+    Duration::from_millis(2),
+    Duration::from_millis(8),
+    Duration::from_millis(20),
+    Duration::from_millis(50),
+];
 
 /// A call that waits for its turn.
 #[derive(Debug)]
@@ -296,7 +303,7 @@ impl Worker {
         offer: Option<u64>,
         reply: &oneshot::Sender<Result<Answer>>,
     ) -> Result<Answer> {
-        let (mut tries, mut doubt) = (Tries::default(), false);
+        let (mut tries, mut doubt) = (Tries::of(party), false);
         loop {
             let mut call = Call { site: &self.site, link: &mut self.link, party, doubt: &mut doubt };
             let outcome = call.contend(prior, offer).await;
@@ -309,45 +316,52 @@ impl Worker {
                 Err(fault) if reply.is_closed() => return Err(fault.into_error()),
                 Err(fault) => fault,
             };
-            self.recover(&mut tries, fault).await?;
+            self.recover(party, &mut tries, fault).await?;
         }
     }
 
     async fn inspect(&mut self, party: &Party) -> Result<Option<Ownership>> {
-        let mut tries = Tries::default();
+        let mut tries = Tries::of(party);
         loop {
             let mut call = Call { site: &self.site, link: &mut self.link, party, doubt: &mut false };
             let fault = match call.inspect().await {
                 Ok(seen) => return Ok(seen),
                 Err(fault) => fault,
             };
-            self.recover(&mut tries, fault).await?;
+            self.recover(party, &mut tries, fault).await?;
         }
     }
 
     async fn release(&mut self, party: &Party, holding: Holding) -> Result<()> {
-        let mut tries = Tries::default();
+        let mut tries = Tries::of(party);
         loop {
             let mut call = Call { site: &self.site, link: &mut self.link, party, doubt: &mut false };
-            let fault = match call.release(holding).await {
+            let outcome = call.release(holding).await;
+            if let Err(Fault::Locked(_) | Fault::Overdue(_) | Fault::Late(_)) = &outcome {
+                party.standing().suspect = true;
+            }
+            let fault = match outcome {
                 Ok(()) => return Ok(()),
-                // Nobody asks first whether the row is locked, and nobody waits for the next try.
-                Err(Fault::Overdue(error)) => return Err(error),
                 Err(fault) => fault,
             };
-            self.recover(&mut tries, fault).await?;
+            self.recover(party, &mut tries, fault).await?;
         }
     }
 
     /// Makes way for another try at once, or gives the error back.
-    async fn recover(&mut self, tries: &mut Tries, fault: Fault) -> Result<()> {
+    async fn recover(&mut self, party: &Party, tries: &mut Tries, fault: Fault) -> Result<()> {
         match fault {
             Fault::Lost(_) if tries.lost < LOST_TRIES => {
                 tries.lost += 1;
                 self.link.ready().await.map(drop)
             }
-            Fault::Locked(_) if tries.locked < LOCKED_TRIES => {
-                tries.locked += 1;
+            Fault::Locked(error) => {
+                let Some((pause, rest)) = tries.pauses.split_first() else {
+                    party.standing().given_up = true;
+                    return Err(error);
+                };
+                tries.pauses = rest;
+                self.site.clock.sleep_until(self.site.clock.now() + *pause).await;
                 Ok(())
             }
             Fault::Overdue(_) if tries.overdue < OVERDUE_TRIES => {
@@ -359,11 +373,21 @@ impl Worker {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+/// What one call has tried so far.
+#[derive(Clone, Copy, Debug)]
 struct Tries {
     lost: u32,
-    locked: u32,
     overdue: u32,
+    /// The pauses that are left for a locked row.
+    pauses: &'static [Duration],
+}
+
+impl Tries {
+    /// A row that stayed locked during the pauses of one call is not paused for again.
+    fn of(party: &Party) -> Self {
+        let pauses: &[Duration] = if party.standing().given_up { &[] } else { &LOCKED_PAUSES };
+        Self { lost: 0, overdue: 0, pauses }
+    }
 }
 
 /// The calls of one turn: those that can share statements, and the rest in order.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
+use simba_core::operate::Probe;
 use simba_core::{Backend, Error, ErrorKind, Lease, Simba};
 use simba_mysql::{MySqlBackend, MySqlConfig};
 use simba_servers::Setup;
@@ -133,6 +134,15 @@ async fn a_table_of_another_shape_is_told() {
         ("other_shape_a", SEEDS.replace("CHAR(32)", "DATETIME")),
         ("other_shape_b", SEEDS.replace("INT UNSIGNED NOT NULL)", "VARCHAR(9) NOT NULL)")),
         ("other_shape_c", SEEDS.replace("PRIMARY KEY", "")),
+        // Two rows of one mutex would be two mutexes.
+        (
+            "other_shape_d",
+            SEEDS.replace("PRIMARY KEY", "").replace("NOT NULL)", "NOT NULL, PRIMARY KEY (mutex, owner_id))"),
+        ),
+        (
+            "other_shape_e",
+            SEEDS.replace("PRIMARY KEY", "").replace("NOT NULL)", "NOT NULL, UNIQUE (mutex(8)))"),
+        ),
     ] {
         let url = with_table(table, &create, "SELECT, INSERT, UPDATE").await;
         assert_told(&first_lock(&url).await, ErrorKind::Config, "name another with `table`");
@@ -163,7 +173,10 @@ async fn a_read_only_server_is_told() {
     let mut admin = common::admin(&server.url()).await;
     admin.query_drop("SET GLOBAL read_only = 1").await.unwrap();
     let url = common::least_url(server.address());
-    assert_told(&first_lock(&url).await, ErrorKind::Config, "primary");
+    let simba = Simba::builder(Arc::new(connect(&url).await.unwrap())).build();
+    // A call that waits would wait for the end of a failover.
+    let error = simba.locker(common::name("bad")).try_lock().await.err().unwrap();
+    assert_told(&error, ErrorKind::Unavailable, "primary");
     let probe = connect(&url).await.unwrap().operate().unwrap().probe().await.unwrap();
     assert!(probe.findings.iter().any(|finding| finding.problem.contains("read-only")), "{probe:?}");
     // It works on once the server does.
@@ -226,6 +239,36 @@ async fn a_probe_finds_what_endangers_locks() {
         "{probe:?}"
     );
     assert!(probe.server.contains("MariaDB"), "{probe:?}");
+}
+
+fn problems(probe: &Probe) -> Vec<&str> {
+    probe.findings.iter().map(|finding| finding.problem.as_str()).collect()
+}
+
+/// Where several servers take writes, leases are counted by several clocks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_finds_servers_with_several_writers() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let galera = Setup::mariadb()
+        .with_arg("--wsrep-on=ON")
+        .with_arg("--wsrep-provider=/usr/lib/galera/libgalera_smm.so")
+        .with_arg("--wsrep-cluster-address=gcomm://")
+        .with_arg("--wsrep-node-address=127.0.0.1")
+        .with_arg(format!("--wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:{port}"))
+        .with_arg("--binlog-format=ROW");
+    let server = common::private(galera).await;
+    let backend = connect(&common::least_url(server.address())).await.unwrap();
+    let probe = backend.operate().unwrap().probe().await.unwrap();
+    assert!(problems(&probe).iter().any(|problem| problem.contains("Galera")), "{probe:?}");
+
+    let group = Setup::mysql()
+        .with_arg("--plugin-load-add=group_replication.so")
+        .with_arg("--group-replication-single-primary-mode=OFF");
+    let server = common::private(group).await;
+    let backend = connect(&common::least_url(server.address())).await.unwrap();
+    let probe = backend.operate().unwrap().probe().await.unwrap();
+    assert!(problems(&probe).iter().any(|problem| problem.contains("several writers")), "{probe:?}");
+    assert!(probe.server.contains("8.0"), "{probe:?}");
 }
 
 /// Row 65: the user of all these tests has three rights on one table, and no other.

@@ -7,11 +7,14 @@ mod common;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use common::Product;
 use common::injector::Injector;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, Pool, PoolConstraints, PoolOpts};
+use simba_core::operate::{EvictIf, Eviction};
 use simba_core::{
-    Answer, Backend, Claim, ContenderId, Contention, ErrorKind, Lease, Loss, MutexName, Prior, Simba, Tenure,
+    Answer, Backend, Claim, Contender, ContenderId, Contention, ErrorKind, FencingToken, Holding, Lease,
+    Loss, MutexName, MutexState, Prior, Session, Simba, Tenure,
 };
 use simba_servers::{Server, Setup};
 use simba_tck::{Connection, Fixture, Profile, async_trait, rounds};
@@ -27,6 +30,22 @@ async fn simba(url: &str) -> Simba {
     Simba::builder(std::sync::Arc::new(common::connect(url).await)).lease(common::lease()).build()
 }
 
+on_both_servers! {
+    row_15_a_renewal_without_a_reply_is_made_good_by_one_statement
+    row_17_a_take_without_a_reply_is_adopted
+    row_18_a_take_that_arrives_after_a_release_does_nothing
+    row_18_a_take_that_arrives_after_its_session_gave_up_does_nothing
+    row_37_a_frozen_transaction_costs_its_own_mutex_only
+    row_38_a_cold_start_has_no_deadlocks
+    row_39_what_the_server_undid_or_lost_is_tried_again_at_once
+    row_40_killed_connections_cost_no_leader
+    row_44_versions_at_their_ends
+    a_restart_of_the_server_is_survived
+    a_killed_server_keeps_what_it_confirmed
+    writes_that_are_slow_are_waited_for
+    a_waiter_survives_a_server_that_is_read_only_for_a_while
+}
+
 async fn lead(simba: &Simba, mutex: &MutexName) -> (Contention, Tenure) {
     let contention = simba.contend(mutex.clone());
     contention.start().unwrap();
@@ -35,17 +54,18 @@ async fn lead(simba: &Simba, mutex: &MutexName) -> (Contention, Tenure) {
 }
 
 /// Row 17 where the mutex has a row: the very write that takes it is carried out, and its reply is lost.
-#[tokio::test(flavor = "multi_thread")]
-async fn row_17_a_take_without_a_reply_is_adopted() {
-    let (one, two) = (common::MySql::shared().connect().await, common::MySql::shared().connect().await);
-    let lease = Lease::new(5 * SECOND, 5 * SECOND).unwrap();
+async fn row_17_a_take_without_a_reply_is_adopted(on: Product) {
+    let (one, two) = (on.fixture().connect().await, on.fixture().connect().await);
+    // So long that nothing but an adoption explains who comes next.
+    let lease = Lease::new(30 * SECOND, 30 * SECOND).unwrap();
     let (ours, theirs) =
         (Simba::builder(one.backend).lease(lease).build(), Simba::builder(two.backend).lease(lease).build());
     for _ in 0..rounds() {
         let mutex = common::name("row17");
-        theirs.locker(mutex.clone()).lock().await.unwrap().release().await.unwrap();
+        // A handle that released the mutex takes it without a look before.
+        ours.locker(mutex.clone()).lock().await.unwrap().release().await.unwrap();
         one.network.lose_next_reply();
-        let guard = timeout(lease.ttl(), ours.locker(mutex.clone()).lock()).await;
+        let guard = timeout(20 * SECOND, ours.locker(mutex.clone()).lock()).await;
         let guard = guard.expect("what was won without a reply is adopted").unwrap();
         assert!(theirs.locker(mutex.clone()).try_lock().await.unwrap().is_none(), "what was adopted is held");
         guard.release().await.unwrap();
@@ -57,19 +77,17 @@ async fn row_17_a_take_without_a_reply_is_adopted() {
 
 /// Row 15: a renewal whose reply is lost is made good by one statement on the next connection. On a slow network a
 /// look before it would cost the lease.
-#[tokio::test(flavor = "multi_thread")]
-async fn row_15_a_renewal_without_a_reply_is_made_good_by_one_statement() {
-    let connection = common::MySql::shared().with_keys("connections=1").connect().await;
-    let lease = Lease::new(2 * SECOND, 5 * SECOND).unwrap();
+async fn row_15_a_renewal_without_a_reply_is_made_good_by_one_statement(on: Product) {
+    let connection = on.fixture().with_keys("connections=1").connect().await;
+    let lease = Lease::new(15 * SECOND, 15 * SECOND).unwrap();
     let claim = Claim::new(common::name("row15"), ContenderId::generate(), lease);
     let mut session = connection.backend.open(claim).await.unwrap();
-    let token = |answer: Answer| match answer {
-        Answer::Ours(ours) => ours.token,
-        other => panic!("it is ours: {other:?}"),
-    };
     // So slow that nothing is asked that can be done without.
     connection.network.delay(ms(8), Duration::ZERO);
     let first = token(session.contend(Prior::Nothing).await.unwrap());
+    // What MySQL asks of a client that logs in without TLS for the first time is over.
+    connection.network.cut();
+    assert_eq!(token(session.contend(Prior::Held).await.unwrap()), first);
     for _ in 0..rounds() {
         let before = connection.network.requests();
         connection.network.lose_next_reply();
@@ -79,45 +97,115 @@ async fn row_15_a_renewal_without_a_reply_is_made_good_by_one_statement() {
     }
 }
 
+fn token(answer: Answer) -> Option<FencingToken> {
+    match answer {
+        Answer::Ours(ours) => ours.token,
+        other => panic!("it is ours: {other:?}"),
+    }
+}
+
+/// A session whose first take is kept back by the network: the mutex, the session, and what brings the take.
+async fn kept_back(on: Product, connection: &Connection) -> (MutexName, Box<dyn Session>, simba_tck::Held) {
+    let lease = Lease::new(ms(900), 30 * SECOND).unwrap();
+    let claim = Claim::new(common::name("row18"), ContenderId::generate(), lease);
+    let mutex = claim.mutex.clone();
+    let mut session = connection.backend.open(claim).await.unwrap();
+    // A handle that released the mutex takes it without a look before.
+    let first = token(session.contend(Prior::Nothing).await.unwrap()).unwrap();
+    session.release(Holding::Under(first)).await.unwrap();
+    let held = connection.network.hold_next_request().unwrap();
+    let error = session.contend(Prior::Nothing).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert_eq!(owner_on(on, &mutex).await, "");
+    (mutex, session, held)
+}
+
+async fn owner_on(on: Product, mutex: &MutexName) -> String {
+    let mut admin = common::admin(&on.admin_url()).await;
+    let owner = "SELECT owner_id FROM simba_mutex WHERE mutex = ?";
+    admin.exec_first(owner, (mutex.as_str(),)).await.unwrap().unwrap()
+}
+
+/// Brings what was kept back and waits until the server has carried it out.
+async fn deliver(on: Product, held: simba_tck::Held) {
+    let mut admin = common::admin(&on.admin_url()).await;
+    let updates = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_update', 'Com_stmt_execute')";
+    let sum = |rows: Vec<(String, String)>| rows.iter().map(|row| row.1.parse::<u64>().unwrap()).sum::<u64>();
+    let before = sum(admin.query(updates).await.unwrap());
+    held.deliver();
+    let carried_out = async {
+        while sum(admin.query(updates).await.unwrap()) == before {
+            sleep(ms(20)).await;
+        }
+        // It is counted when it begins.
+        sleep(SECOND).await;
+    };
+    timeout(20 * SECOND, carried_out).await.expect("the server carries out what was kept back");
+}
+
+/// Row 18: the session tried again, won, and released; then its first take arrives.
+async fn row_18_a_take_that_arrives_after_a_release_does_nothing(on: Product) {
+    let connection = on.fixture().with_keys("connections=1").connect().await;
+    let (mutex, mut session, held) = kept_back(on, &connection).await;
+    let second = token(session.contend(Prior::Unknown).await.unwrap()).unwrap();
+    session.release(Holding::Under(second)).await.unwrap();
+    deliver(on, held).await;
+    assert_eq!(owner_on(on, &mutex).await, "", "what was released stays free");
+}
+
+/// Row 18: the session gave up without knowing the outcome; then its take arrives.
+async fn row_18_a_take_that_arrives_after_its_session_gave_up_does_nothing(on: Product) {
+    let connection = on.fixture().with_keys("connections=1").connect().await;
+    let (mutex, mut session, held) = kept_back(on, &connection).await;
+    session.release(Holding::Unknown).await.unwrap();
+    deliver(on, held).await;
+    assert_eq!(owner_on(on, &mutex).await, "", "what was given up stays free");
+}
+
 /// Row 37: a peer stands still inside its transaction, as a stopped JVM does, with one row locked. Only that
 /// mutex may be lost, although its renewal shares a connection and statements with the others.
-#[tokio::test(flavor = "multi_thread")]
-async fn row_37_a_frozen_transaction_costs_its_own_mutex_only() {
-    let connection = common::MySql::shared().with_keys("connections=1").connect().await;
-    let lease = Lease::new(ms(900), ms(600)).unwrap();
+async fn row_37_a_frozen_transaction_costs_its_own_mutex_only(on: Product) {
+    let connection = on.fixture().with_keys("connections=1").connect().await;
+    // MySQL waits for a locked row for a second, whatever it is told: a third of the ttl must be longer.
+    let lease = Lease::new(4 * SECOND, 3 * SECOND).unwrap();
     let simba = Simba::builder(connection.backend).lease(lease).build();
     // What comes while a statement is under way goes out with the next: all of them together.
     connection.network.delay(ms(3), Duration::ZERO);
-    let names: Vec<MutexName> = (0..24).map(|_| common::name("row37")).collect();
+    let names: Vec<MutexName> = (0..96).map(|_| common::name("row37")).collect();
     let contentions: Vec<_> = names.iter().map(|name| simba.contend(name.clone())).collect();
     contentions.iter().for_each(|contention| contention.start().unwrap());
     let mut leaders = Vec::new();
     for contention in contentions {
-        let tenure = timeout(10 * SECOND, contention.acquired()).await.unwrap().unwrap();
+        let tenure = timeout(30 * SECOND, contention.acquired()).await.unwrap().unwrap();
         leaders.push((contention, tenure));
     }
-    for _ in 0..rounds() {
-        let mut frozen = common::admin(&common::admin_url()).await;
+    for _ in 0..rounds().min(2) {
+        let mut frozen = common::admin(&on.admin_url()).await;
         frozen.query_drop("BEGIN").await.unwrap();
         frozen
             .exec_drop("SELECT 1 FROM simba_mutex WHERE mutex = ? FOR UPDATE", (names[7].as_str(),))
             .await
             .unwrap();
-        let end = tokio::time::Instant::now() + lease.total() * 3;
-        while tokio::time::Instant::now() < end {
-            for (contention, tenure) in
-                leaders.iter().enumerate().filter(|(at, _)| *at != 7).map(|(_, one)| one)
-            {
-                assert_eq!(tenure.loss(), None, "a locked row costs no other mutex");
-                // A statement that they share is split, not refused.
-                let told = contention.last_error().map(|error| error.to_string()).unwrap_or_default();
-                assert!(!told.contains("locked"), "a locked row is told to its own mutex only: {told}");
+        let others = || leaders.iter().enumerate().filter(|(at, _)| *at != 7).map(|(_, one)| one);
+        let deadlines: Vec<_> = others().map(|(_, tenure)| tenure.deadline()).collect();
+        common::until("the locked row is lost, and the others are renewed", || {
+            for (contention, tenure) in others() {
+                let last = contention.last_error().map(|error| error.to_string());
+                assert_eq!(
+                    tenure.loss(),
+                    None,
+                    "a locked row costs no other mutex; the last error: {last:?}"
+                );
+                // A statement that they share is sent again without the locked row, not refused.
+                assert!(!last.as_ref().is_some_and(|last| last.contains("locked")), "{last:?}");
             }
-            sleep(ms(2)).await;
-        }
+            let renewed = others().zip(&deadlines).all(|((_, tenure), before)| tenure.deadline() > *before);
+            renewed && leaders[7].1.loss().is_some()
+        })
+        .await;
         assert_eq!(leaders[7].1.loss(), Some(Loss::Deadline), "the locked row could not be renewed");
         frozen.query_drop("ROLLBACK").await.unwrap();
-        let again = timeout(10 * SECOND, leaders[7].0.acquired()).await.unwrap().unwrap();
+        let again = timeout(20 * SECOND, leaders[7].0.acquired()).await.unwrap().unwrap();
         assert!(again.token() > leaders[7].1.token());
         leaders[7].1 = again;
     }
@@ -125,9 +213,8 @@ async fn row_37_a_frozen_transaction_costs_its_own_mutex_only() {
 }
 
 /// Row 38: fifty contenders on twenty names that nobody ever used. One leads each, and nobody sees an error.
-#[tokio::test(flavor = "multi_thread")]
-async fn row_38_a_cold_start_has_no_deadlocks() {
-    let url = common::least_url(common::shared().await);
+async fn row_38_a_cold_start_has_no_deadlocks(on: Product) {
+    let url = common::least_url(on.shared().await);
     let mut handles = Vec::new();
     for _ in 0..5 {
         handles.push(simba(&url).await);
@@ -148,16 +235,15 @@ async fn row_38_a_cold_start_has_no_deadlocks() {
     }
 }
 
-/// Row 39: the server answers with a lock timeout or a deadlock, or had no time for the statement. The same call tries
-/// again at once.
-#[tokio::test(flavor = "multi_thread")]
-async fn row_39_locks_and_deadlocks_are_tried_again_at_once() {
-    let (injector, address) = Injector::start(common::shared().await).await;
+/// Row 39: the server answers with a lock timeout, a deadlock or a conflict, had no time for the statement, does not
+/// know whether it committed, or forgot a prepared statement. The same call tries again at once.
+async fn row_39_what_the_server_undid_or_lost_is_tried_again_at_once(on: Product) {
+    let (injector, address) = Injector::start(on.shared().await).await;
     let backend = common::connect(&common::least_url(address)).await;
     let claim = Claim::new(common::name("row39"), ContenderId::generate(), Lease::default());
     let mut session = backend.open(claim).await.unwrap();
     let mut prior = Prior::Nothing;
-    for code in [1205, 1213, 1969].repeat(rounds() as usize * 2) {
+    for code in [1205, 1213, 1969, 1180, 1243, 1615, 3100, 3101].repeat(rounds() as usize) {
         let struck = injector.struck();
         injector.refuse(code, 1);
         let answer = session.contend(prior).await.expect("what the server undid stays inside");
@@ -165,7 +251,7 @@ async fn row_39_locks_and_deadlocks_are_tried_again_at_once() {
         assert_eq!(injector.struck(), struck + 1);
         prior = Prior::Held;
     }
-    // What does not end at once is an error, and a leader rides it out.
+    // What does not end at once is an error, and a leader survives it.
     let simba = simba(&common::least_url(address)).await;
     let (_contention, tenure) = lead(&simba, &common::name("row39")).await;
     let deadline = tenure.deadline();
@@ -176,10 +262,9 @@ async fn row_39_locks_and_deadlocks_are_tried_again_at_once() {
 }
 
 /// Row 40: an operator kills every connection of the handle five times a second.
-#[tokio::test(flavor = "multi_thread")]
-async fn row_40_killed_connections_cost_no_leader() {
-    let address = common::shared().await;
-    let mut admin = common::admin(&common::admin_url()).await;
+async fn row_40_killed_connections_cost_no_leader(on: Product) {
+    let address = on.shared().await;
+    let mut admin = common::admin(&on.admin_url()).await;
     // A user of its own: the other tests keep their connections.
     for statement in [
         "CREATE USER IF NOT EXISTS 'row40'@'%' IDENTIFIED BY 'row40'",
@@ -192,7 +277,7 @@ async fn row_40_killed_connections_cost_no_leader() {
     let (mut killed, find) = (0, "SELECT id FROM information_schema.processlist WHERE user = 'row40'");
     let killing = async {
         // One that is not needed before the next time is not there to be killed.
-        while killed < rounds() * 10 {
+        while killed < rounds() * 5 {
             sleep(ms(200)).await;
             assert_eq!(tenure.loss(), None, "killed connections cost no leader");
             let ids: Vec<u64> = admin.query(find).await.unwrap();
@@ -201,8 +286,64 @@ async fn row_40_killed_connections_cost_no_leader() {
             }
         }
     };
-    timeout(10 * SECOND * rounds(), killing).await.expect("connections are killed");
+    timeout(30 * SECOND * rounds(), killing).await.expect("connections are killed");
     simba.shutdown().await;
+}
+
+/// A planned failover makes the old primary read-only first. Who waits for a mutex waits on, and gets it afterwards.
+async fn a_waiter_survives_a_server_that_is_read_only_for_a_while(on: Product) {
+    let server = common::private(on.setup()).await;
+    let url = common::least_url(server.address());
+    let long = Lease::new(30 * SECOND, 30 * SECOND).unwrap().with_poll(30 * SECOND).unwrap();
+    let handle =
+        async || Simba::builder(std::sync::Arc::new(common::connect(&url).await)).lease(long).build();
+    let (one, two) = (handle().await, handle().await);
+    let mutex = common::name("failover");
+    let guard = one.locker(mutex.clone()).lock().await.unwrap();
+    let waiter = two.locker(mutex.clone());
+    let waiting = tokio::spawn(async move { waiter.lock().await });
+    let mut admin = common::admin(&server.url()).await;
+    // A handle connects anew after a refusal: the name may lead to the new primary then.
+    let connections = "SHOW GLOBAL STATUS LIKE 'Connections'";
+    let count = |row: Option<(String, String)>| row.unwrap().1.parse::<u64>().unwrap();
+    admin.query_drop("SET GLOBAL read_only = 1").await.unwrap();
+    // An administrator may write all the same.
+    let free = "UPDATE simba_mutex SET acquired_at = 0, ttl_at = 0, transition_at = 0, owner_id = '', \
+                version = version + 1 WHERE mutex = ?";
+    admin.exec_drop(free, (mutex.as_str(),)).await.unwrap();
+    let before = count(admin.query_first(connections).await.unwrap());
+    let refused = async {
+        while count(admin.query_first(connections).await.unwrap()) < before + 2 {
+            sleep(ms(20)).await;
+        }
+    };
+    timeout(20 * SECOND, refused).await.expect("the waiter tries to take what is free, more than once");
+    assert!(!waiting.is_finished(), "a server that is read-only for a while ends no wait");
+    admin.query_drop("SET GLOBAL read_only = 0").await.unwrap();
+    let next = timeout(20 * SECOND, waiting).await.unwrap().unwrap().unwrap();
+    assert!(next.token() > guard.token());
+}
+
+/// Every write takes 300 ms, as it does where it waits for servers far away. Each call is one statement and has a sure
+/// outcome.
+async fn writes_that_are_slow_are_waited_for(on: Product) {
+    let server = common::private(on.setup()).await;
+    let mut admin = common::admin(&server.url()).await;
+    let slow = "CREATE TRIGGER slow BEFORE UPDATE ON simba_mutex FOR EACH ROW DO SLEEP(0.3)";
+    admin.query_drop(slow).await.unwrap();
+    let connection = common::MySql::at(server.address()).with_keys("connections=1").connect().await;
+    let lease = Lease::new(15 * SECOND, 15 * SECOND).unwrap();
+    let claim = Claim::new(common::name("slow"), ContenderId::generate(), lease);
+    let mut session = connection.backend.open(claim).await.unwrap();
+    let began = tokio::time::Instant::now();
+    let first = token(session.contend(Prior::Nothing).await.unwrap());
+    for _ in 0..rounds() {
+        let before = connection.network.requests();
+        assert_eq!(token(session.contend(Prior::Held).await.unwrap()), first);
+        assert_eq!(connection.network.requests() - before, 1, "a renewal is one statement");
+    }
+    session.release(Holding::Under(first.unwrap())).await.unwrap();
+    assert!(began.elapsed() > ms(300) * (rounds() + 2), "writes are slow");
 }
 
 /// Row 41: the application has used up its own pool and every connection that the server has left. The handle
@@ -225,17 +366,21 @@ async fn row_41_an_application_that_uses_all_connections_up_costs_no_leader() {
         taken.push(conn);
     }
     assert!(taken.len() >= 10, "the application took what there was");
-    sleep(common::lease().total() * 2 * rounds()).await;
-    assert_eq!(tenure.loss(), None, "an application without connections costs no leader");
+    for _ in 0..rounds() {
+        let deadline = tenure.deadline();
+        common::until("it is renewed", || tenure.loss().is_some() || tenure.deadline() > deadline).await;
+        assert_eq!(tenure.loss(), None, "an application without connections costs no leader");
+    }
     let config = simba_mysql::MySqlConfig::from_url(&url.parse().unwrap()).unwrap();
     let refused = simba_mysql::MySqlBackend::connect(config).await.err().unwrap();
     assert!(refused.is_transient() && refused.to_string().contains("max_connections"), "{refused}");
-    timeout(10 * SECOND, leader.stop()).await.unwrap().unwrap();
-    timeout(10 * SECOND, heir.acquired()).await.unwrap().unwrap();
+    timeout(20 * SECOND, leader.stop()).await.unwrap().unwrap();
+    timeout(20 * SECOND, heir.acquired()).await.unwrap().unwrap();
 }
 
 // ===== time =====
 
+/// Under it MySQL takes a minute to start, so the rows about the server's clock run on MariaDB alone.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
 /// A server whose clock begins at this time of day in UTC, in a zone where clocks are set.
@@ -292,7 +437,25 @@ async fn row_42_the_spring_gap_costs_no_leader() {
     leads_through("2027-03-14 09:59:50", 9).await;
 }
 
-/// A tenure that the row is about, and whoever comes next, until one of them leads for a lease.
+/// Counts every tenure's token.
+#[derive(Clone, Default)]
+struct Tokens(std::sync::Arc<std::sync::Mutex<Vec<FencingToken>>>);
+
+impl Contender for Tokens {
+    async fn on_acquired(&mut self, tenure: &Tenure, _: &MutexState) {
+        self.0.lock().unwrap().push(tenure.token());
+    }
+
+    async fn on_released(&mut self, _: &Tenure, _: &MutexState) {}
+}
+
+impl Tokens {
+    fn all(&self) -> Vec<FencingToken> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// Returns the tenure that outlives a renewal after the step, whoever has it.
 async fn settled(contentions: [&Contention; 2]) -> Tenure {
     let led = async {
         loop {
@@ -301,18 +464,23 @@ async fn settled(contentions: [&Contention; 2]) -> Tenure {
                 tenure = contentions[0].acquired() => tenure.unwrap(),
                 tenure = contentions[1].acquired() => tenure.unwrap(),
             };
-            sleep(common::lease().total()).await;
+            let deadline = tenure.deadline();
+            common::until("it is renewed or lost", || {
+                tenure.loss().is_some() || tenure.deadline() > deadline
+            })
+            .await;
             if tenure.is_held() {
                 return tenure;
             }
         }
     };
-    timeout(20 * SECOND, led).await.unwrap()
+    timeout(60 * SECOND, led).await.unwrap()
 }
 
-/// Row 43: the server's clock is set by an hour, forward and back. Tokens grow all the same.
+/// Row 43: the server's clock is set by an hour, forward and back. Every tenure has a token of its own, and tokens grow
+/// all the same.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_43_a_step_of_the_server_s_clock_sets_no_token_back() {
+async fn row_43_a_step_of_the_server_s_clock_repeats_no_token() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("time");
     std::fs::write(&file, "+0").unwrap();
@@ -326,34 +494,49 @@ async fn row_43_a_step_of_the_server_s_clock_sets_no_token_back() {
         simba(&common::least_url(server.address())).await,
         simba(&common::least_url(server.address())).await,
     );
-    let mutex = common::name("row43");
-    let (leader, tenure) = lead(&one, &mutex).await;
-    let heir = two.contend(mutex.clone());
-    heir.start().unwrap();
+    let (mutex, tokens) = (common::name("row43"), Tokens::default());
+    let start = |simba: &Simba| {
+        let contention = simba.contend(mutex.clone()).with_contender(tokens.clone());
+        contention.start().unwrap();
+        contention
+    };
+    let leader = start(&one);
+    let tenure = timeout(20 * SECOND, leader.acquired()).await.unwrap().unwrap();
+    let heir = start(&two);
     common::until("the heir sees the leader", || heir.owner().is_owner(tenure.contender())).await;
     let mut last = tenure.token();
     for round in 0..rounds() {
         for offset in ["+1h", "+0"] {
+            let before = tokens.all();
             std::fs::write(&file, offset).unwrap();
+            if offset == "+1h" {
+                // Every lease has run out: a tenure that goes on would be the fault of the test.
+                common::until("another tenure begins", || tokens.all().len() > before.len()).await;
+            }
             let led = settled([&leader, &heir]).await;
-            assert!(led.token() >= last, "round {round}, {offset}: tokens never go back");
+            let began = led.token() != last || tokens.all().len() > before.len();
+            assert!(!began || led.token() > last, "round {round}, {offset}: {} after {last}", led.token());
             assert!(!(leader.is_owner() && heir.is_owner()), "one leads once the step is over");
             last = led.token();
         }
     }
-    let greatest = last;
     one.shutdown().await;
     two.shutdown().await;
     let three = simba(&common::least_url(server.address())).await;
     let (_contention, next) = lead(&three, &mutex).await;
-    assert!(next.token() > greatest);
+    assert!(next.token() > last);
     three.shutdown().await;
+    let mut all = tokens.all();
+    let count = all.len();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), count, "no two tenures have the same token");
 }
 
 /// A table with one row whose version is near the end of its column.
-async fn table_at(table: &str, column: &str, version: u64) -> (Simba, MutexName) {
-    let address = common::shared().await;
-    let mut admin = common::admin(&common::admin_url()).await;
+async fn table_at(on: Product, table: &str, column: &str, version: u64) -> (Simba, MutexName) {
+    let address = on.shared().await;
+    let mut admin = common::admin(&on.admin_url()).await;
     admin.query_drop(format!("DROP TABLE IF EXISTS {table}")).await.unwrap();
     let create = "CREATE TABLE {table} (mutex VARCHAR(66) NOT NULL PRIMARY KEY, acquired_at BIGINT UNSIGNED NOT NULL, \
                   ttl_at BIGINT UNSIGNED NOT NULL, transition_at BIGINT UNSIGNED NOT NULL, \
@@ -369,16 +552,15 @@ async fn table_at(table: &str, column: &str, version: u64) -> (Simba, MutexName)
 }
 
 /// Row 44: a version near 2^31 works on, at the end of its column it is an error, in a wider one it goes on.
-#[tokio::test(flavor = "multi_thread")]
-async fn row_44_versions_at_their_ends() {
-    let (simba, mutex) = table_at("row44_jvm", "INT UNSIGNED", (1 << 31) - 2).await;
+async fn row_44_versions_at_their_ends(on: Product) {
+    let (simba, mutex) = table_at(on, "row44_jvm", "INT UNSIGNED", (1 << 31) - 2).await;
     for wanted in [(1 << 31) - 1, (1 << 31) + 1] {
         let guard = simba.locker(mutex.clone()).lock().await.unwrap();
         assert_eq!(guard.token().get(), wanted);
         guard.release().await.unwrap();
     }
 
-    let (simba, mutex) = table_at("row44_int", "INT UNSIGNED", (1 << 32) - 2).await;
+    let (simba, mutex) = table_at(on, "row44_int", "INT UNSIGNED", (1 << 32) - 2).await;
     let guard = simba.locker(mutex.clone()).lock().await.unwrap();
     assert_eq!(guard.token().get(), u64::from(u32::MAX));
     let error = guard.release().await.unwrap_err();
@@ -390,7 +572,7 @@ async fn row_44_versions_at_their_ends() {
         assert!(error.to_string().contains("BIGINT UNSIGNED"), "{error}");
     }
 
-    let (simba, mutex) = table_at("row44_bigint", "BIGINT UNSIGNED", (1 << 32) - 1).await;
+    let (simba, mutex) = table_at(on, "row44_bigint", "BIGINT UNSIGNED", (1 << 32) - 1).await;
     for wanted in [1 << 32, (1 << 32) + 2] {
         let guard = simba.locker(mutex.clone()).lock().await.unwrap();
         assert_eq!(guard.token().get(), wanted);
@@ -479,18 +661,16 @@ impl Fixture for Private {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_restart_of_the_server_is_survived() {
-    let server = common::private(Setup::mariadb()).await;
+async fn a_restart_of_the_server_is_survived(on: Product) {
+    let server = common::private(on.setup()).await;
     let fixture = Private(std::sync::Arc::new(std::sync::Mutex::new(server)));
     let case = simba_tck::cases().iter().find(|case| case.name == "a_restart_of_the_store_is_survived");
     case.unwrap().run(&fixture).await;
 }
 
 /// A server that is killed and comes back has what it confirmed.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_killed_server_keeps_what_it_confirmed() {
-    let mut server = common::private(Setup::mariadb()).await;
+async fn a_killed_server_keeps_what_it_confirmed(on: Product) {
+    let mut server = common::private(on.setup()).await;
     let url = common::least_url(server.address());
     let simba = simba(&url).await;
     let mutex = common::name("killed");
@@ -515,7 +695,7 @@ async fn a_killed_server_keeps_what_it_confirmed() {
                 }
             }
         };
-        let guard = timeout(20 * SECOND, locked).await.unwrap();
+        let guard = timeout(60 * SECOND, locked).await.unwrap();
         assert!(guard.token().get() > last, "tokens survive a power cut");
         last = guard.token().get();
         guard.release().await.unwrap();
@@ -529,7 +709,7 @@ async fn a_killed_server_keeps_what_it_confirmed() {
 async fn renewals_share_statements_and_connections() {
     let connection = common::MySql::shared().with_keys("connections=2").connect().await;
     let simba = Simba::builder(connection.backend).build();
-    let lease = Lease::new(2 * SECOND, 2 * SECOND).unwrap();
+    let lease = Lease::new(3 * SECOND, 3 * SECOND).unwrap();
     let contentions: Vec<Contention> =
         (0..200).map(|_| simba.contend(common::name("batch")).with_lease(lease)).collect();
     contentions.iter().for_each(|contention| contention.start().unwrap());
@@ -537,10 +717,16 @@ async fn renewals_share_statements_and_connections() {
     // What comes while a statement is under way goes out with the next.
     connection.network.delay(ms(4), Duration::ZERO);
     let before = connection.network.requests();
-    sleep(4 * SECOND).await;
+    for _ in 0..2 {
+        let tenures: Vec<Tenure> = contentions.iter().filter_map(Contention::tenure).collect();
+        assert_eq!(tenures.len(), contentions.len(), "all lead on");
+        let deadlines: Vec<_> = tenures.iter().map(Tenure::deadline).collect();
+        common::until("all are renewed", || {
+            tenures.iter().zip(&deadlines).all(|(tenure, before)| tenure.deadline() > *before)
+        })
+        .await;
+    }
     let requests = connection.network.requests() - before;
-    assert!(contentions.iter().all(Contention::is_owner), "all are renewed");
-    // Each was renewed at least twice.
     assert!(requests < 200, "400 renewals took {requests} requests");
     let mut admin = common::admin(&common::admin_url()).await;
     let version: u64 = admin
@@ -581,7 +767,7 @@ async fn one_poll_serves_everyone_who_waits() {
     let before = two.network.requests();
     sleep(5 * SECOND).await;
     let requests = two.network.requests() - before;
-    assert!((10..=60).contains(&requests), "{requests} requests in five seconds for forty waiters");
+    assert!((2..=60).contains(&requests), "{requests} requests in five seconds for forty waiters");
     drop(guards);
     common::until("all come next", || waiters.iter().all(Contention::is_owner)).await;
     waiting.shutdown().await;
@@ -612,13 +798,16 @@ async fn a_poll_keeps_to_its_budget_while_mutexes_go_round() {
     };
     let going: Vec<_> = names.iter().flat_map(|name| [round(&one, name), round(&two, name)]).collect();
     sleep(SECOND).await;
-    let before = looks(&server);
+    let (before, began) = (looks(&server), tokio::time::Instant::now());
     sleep(10 * SECOND).await;
+    let after = looks(&server);
+    // A busy machine may have slept for longer: forty looks that were saved up, and six a second.
+    let most = 41 + (6.0 * began.elapsed().as_secs_f64()).ceil() as usize;
     let during: Vec<_> =
-        looks(&server).iter().map(|(who, many)| many - before[who]).filter(|many| *many > 0).collect();
+        after.iter().map(|(who, many)| many - before[who]).filter(|many| *many > 0).collect();
     going.iter().for_each(tokio::task::JoinHandle::abort);
     assert_eq!(during.len(), 2, "each handle looks over one connection");
-    assert!(during.iter().all(|many| (50..=101).contains(many)), "looks in ten seconds: {during:?}");
+    assert!(during.iter().all(|many| (10..=most).contains(many)), "at most {most} looks: {during:?}");
     one.shutdown().await;
     two.shutdown().await;
 }
@@ -641,10 +830,69 @@ fn looks(server: &Server) -> BTreeMap<String, usize> {
     looks
 }
 
+/// A list of all mutexes that the server does not answer keeps nobody from being woken.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_hangs_delays_no_waiter() {
+    let address = common::shared().await;
+    let (injector, between) = Injector::start(address).await;
+    let long = Lease::new(30 * SECOND, 30 * SECOND).unwrap().with_poll(30 * SECOND).unwrap();
+    let holder = Simba::builder(std::sync::Arc::new(common::connect(&common::least_url(address)).await))
+        .lease(long)
+        .build();
+    let backend: std::sync::Arc<dyn Backend> =
+        std::sync::Arc::new(common::connect(&common::least_url(between)).await);
+    let waiting = Simba::builder(std::sync::Arc::clone(&backend)).lease(long).build();
+    let mutex = common::name("list");
+    let guard = holder.locker(mutex.clone()).lock().await.unwrap();
+    let waiter = waiting.contend(mutex.clone());
+    waiter.start().unwrap();
+    common::until("the waiter sees the holder", || waiter.owner().is_owner(guard.tenure().contender())).await;
+    injector.keep_back("ORDER BY mutex");
+    let list = tokio::spawn(async move { backend.operate().unwrap().list().await.map(drop) });
+    common::until("the list hangs", || injector.struck() == 1).await;
+    guard.release().await.unwrap();
+    timeout(20 * SECOND, waiter.acquired()).await.unwrap().unwrap();
+    assert!(!list.is_finished(), "the waiter was woken while the list hung");
+    list.abort();
+    waiting.shutdown().await;
+}
+
+/// An operator names the holder by its token, where the row tells it, or by its id.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_the_row_does_not_tell_frees_nothing() {
+    let backend: std::sync::Arc<dyn Backend> =
+        std::sync::Arc::new(common::connect(&common::least_url(common::shared().await)).await);
+    let operate = backend.operate().unwrap();
+    let lease = Lease::new(30 * SECOND, 30 * SECOND).unwrap();
+    let claim = Claim::new(common::name("evict"), ContenderId::generate(), lease);
+    let (mutex, id) = (claim.mutex.clone(), claim.contender.clone());
+    let mut session = backend.open(claim).await.unwrap();
+    let first = token(session.contend(Prior::Nothing).await.unwrap()).unwrap();
+    let by_token = |token: FencingToken| operate.evict(&mutex, EvictIf::Token(token));
+    let later = FencingToken::new(first.get() + 1);
+    assert_eq!(
+        by_token(later).await.unwrap(),
+        Eviction::Other(id.clone()),
+        "no token is greater than the version"
+    );
+    assert!(matches!(by_token(first).await.unwrap(), Eviction::Freed { owner, .. } if owner == id));
+
+    let second = token(session.contend(Prior::Nothing).await.unwrap()).unwrap();
+    assert_eq!(token(session.contend(Prior::Held).await.unwrap()), Some(second));
+    for unsure in [first, second] {
+        let error = by_token(unsure).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(&format!("--if-owner {id}")), "{error}");
+    }
+    assert!(operate.read(&mutex).await.unwrap().owner == Some(id.clone()), "nothing was freed");
+    let freed = operate.evict(&mutex, EvictIf::Owner(id.clone())).await.unwrap();
+    assert!(matches!(freed, Eviction::Freed { owner, .. } if owner == id));
+}
+
 /// An id that the owner's column cannot hold is refused before it is used.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_that_does_not_fit_is_refused_at_open() {
-    let (_, mutex) = table_at("narrow", "INT UNSIGNED", 1).await;
+    let (_, mutex) = table_at(Product::MariaDb, "narrow", "INT UNSIGNED", 1).await;
     let mut admin: Conn = common::admin(&common::admin_url()).await;
     admin.query_drop("ALTER TABLE narrow MODIFY owner_id CHAR(8) NOT NULL").await.unwrap();
     let backend =

@@ -1,5 +1,11 @@
-//! The rows about processes, on the shared MariaDB.
+//! The rows about processes, on the shared MariaDB and on the shared MySQL.
 
 mod common;
 
-simba_tck::processes!(common::MySql);
+mod on_mariadb {
+    simba_tck::processes!(crate::common::MySql);
+}
+
+mod on_mysql {
+    simba_tck::processes!(crate::common::OnMySql);
+}

@@ -1,5 +1,11 @@
-//! The rows about the network, on the shared MariaDB.
+//! The rows about the network, on the shared MariaDB and on the shared MySQL.
 
 mod common;
 
-simba_tck::rows!(common::MySql::shared());
+mod on_mariadb {
+    simba_tck::rows!(crate::common::MySql::shared());
+}
+
+mod on_mysql {
+    simba_tck::rows!(crate::common::Product::MySql.fixture());
+}

@@ -1,5 +1,11 @@
-//! The whole kit on the shared MariaDB, as the user with the least rights, through a network that breaks.
+//! The whole kit on the shared MariaDB and on the shared MySQL, as the user with the least rights, through a network that breaks.
 
 mod common;
 
-simba_tck::suite!(common::MySql::shared());
+mod on_mariadb {
+    simba_tck::suite!(crate::common::MySql::shared());
+}
+
+mod on_mysql {
+    simba_tck::suite!(crate::common::Product::MySql.fixture());
+}

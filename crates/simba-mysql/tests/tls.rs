@@ -6,18 +6,25 @@ mod common;
 
 use std::sync::Arc;
 
+use common::Product;
 use mysql_async::prelude::Queryable;
 use simba_core::{Error, ErrorKind, Simba};
 use simba_mysql::{MySqlBackend, MySqlConfig};
-use simba_servers::Setup;
 use simba_tck::{Connection, FaultProxy, Fixture, Profile, async_trait};
 
 fn file(name: &str) -> String {
     format!("{}/{name}", simba_servers::shared("SIMBA_TCK_TLS"))
 }
 
-async fn connect(host: &str, keys: &str) -> Result<MySqlBackend, Error> {
-    let port = common::shared().await.port();
+on_both_servers! {
+    row_66_the_wrong_authority_and_the_wrong_host_are_refused
+    row_66_a_server_without_tls_is_refused
+    every_connection_is_encrypted
+    the_kit_holds_through_tls
+}
+
+async fn connect(on: Product, host: &str, keys: &str) -> Result<MySqlBackend, Error> {
+    let port = on.shared().await.port();
     let url = format!("{}?{keys}", common::least_url(format!("{host}:{port}")));
     MySqlBackend::connect(MySqlConfig::from_url(&url.parse().unwrap()).unwrap()).await
 }
@@ -28,32 +35,30 @@ async fn works(backend: MySqlBackend) {
     simba.shutdown().await;
 }
 
-async fn refused(host: &str, keys: &str, word: &str) {
-    let error = connect(host, keys).await.err().unwrap_or_else(|| panic!("{host} with {keys} connects"));
+async fn refused(on: Product, host: &str, keys: &str, word: &str) {
+    let error = connect(on, host, keys).await.err().unwrap_or_else(|| panic!("{host} with {keys} connects"));
     assert_eq!(error.kind(), ErrorKind::Config, "{host} with {keys}: {error}");
     assert!(error.to_string().contains(word), "{host} with {keys}: {error}");
 }
 
 /// Row 66: whoever asks for TLS gets it with the right server, or nothing.
-#[tokio::test(flavor = "multi_thread")]
-async fn row_66_the_wrong_authority_and_the_wrong_host_are_refused() {
+async fn row_66_the_wrong_authority_and_the_wrong_host_are_refused(on: Product) {
     let (ca, other) = (file("ca.pem"), file("other-ca.pem"));
-    works(connect("localhost", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}")).await.unwrap()).await;
-    works(connect("127.0.0.1", &format!("ssl-mode=VERIFY_CA&ssl-ca={ca}")).await.unwrap()).await;
-    works(connect("127.0.0.1", "ssl-mode=REQUIRED").await.unwrap()).await;
-    refused("127.0.0.1", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}"), "host").await;
-    refused("localhost", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={other}"), "ssl-ca").await;
-    refused("127.0.0.1", &format!("ssl-mode=VERIFY_CA&ssl-ca={other}"), "ssl-ca").await;
+    works(connect(on, "localhost", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}")).await.unwrap()).await;
+    works(connect(on, "127.0.0.1", &format!("ssl-mode=VERIFY_CA&ssl-ca={ca}")).await.unwrap()).await;
+    works(connect(on, "127.0.0.1", "ssl-mode=REQUIRED").await.unwrap()).await;
+    refused(on, "127.0.0.1", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}"), "host").await;
+    refused(on, "localhost", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={other}"), "ssl-ca").await;
+    refused(on, "127.0.0.1", &format!("ssl-mode=VERIFY_CA&ssl-ca={other}"), "ssl-ca").await;
     // Without an authority of one's own the public ones count, who do not know this server.
-    refused("localhost", "ssl-mode=VERIFY_IDENTITY", "ssl-ca").await;
-    refused("localhost", "ssl-mode=VERIFY_CA", "ssl-ca").await;
-    refused("localhost", "ssl-mode=VERIFY_CA&ssl-ca=/no/such/file", "cannot read `ssl-ca`").await;
+    refused(on, "localhost", "ssl-mode=VERIFY_IDENTITY", "ssl-ca").await;
+    refused(on, "localhost", "ssl-mode=VERIFY_CA", "ssl-ca").await;
+    refused(on, "localhost", "ssl-mode=VERIFY_CA&ssl-ca=/no/such/file", "cannot read `ssl-ca`").await;
 }
 
 /// Row 66: a server without TLS gets no password from who asks for TLS.
-#[tokio::test(flavor = "multi_thread")]
-async fn row_66_a_server_without_tls_is_refused() {
-    let server = common::private(Setup::mariadb().with_arg("--skip-ssl")).await;
+async fn row_66_a_server_without_tls_is_refused(on: Product) {
+    let server = common::private(on.setup().with_arg("--skip-ssl")).await;
     for mode in ["REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"] {
         let url = format!("{}?ssl-mode={mode}", common::least_url(server.address()));
         let config = MySqlConfig::from_url(&url.parse().unwrap()).unwrap();
@@ -64,10 +69,9 @@ async fn row_66_a_server_without_tls_is_refused() {
 }
 
 /// A connection that asked for TLS has it, on every one of its connections.
-#[tokio::test(flavor = "multi_thread")]
-async fn every_connection_is_encrypted() {
-    let port = common::shared().await.port();
-    let mut admin = common::admin(&common::admin_url()).await;
+async fn every_connection_is_encrypted(on: Product) {
+    let port = on.shared().await.port();
+    let mut admin = common::admin(&on.admin_url()).await;
     for statement in [
         "CREATE USER IF NOT EXISTS 'only_tls'@'%' IDENTIFIED BY 'only-tls' REQUIRE X509",
         "GRANT SELECT, INSERT, UPDATE ON simba.simba_mutex TO 'only_tls'@'%'",
@@ -88,15 +92,19 @@ async fn every_connection_is_encrypted() {
 }
 
 /// The shared server through TLS and through a network that breaks.
-struct Encrypted;
+struct Encrypted(Product);
 
 #[async_trait]
 impl Fixture for Encrypted {
     async fn connect(&self) -> Connection {
-        let proxy = Arc::new(FaultProxy::start(common::shared().await).await.unwrap());
+        let proxy = Arc::new(FaultProxy::start(self.0.shared().await).await.unwrap());
         let host = format!("localhost:{}", proxy.address().port());
         let keys = format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={}", file("ca.pem"));
         Connection::new(common::connect(&format!("{}?{keys}", common::least_url(host))).await, proxy)
+    }
+
+    fn lease(&self) -> simba_core::Lease {
+        self.0.fixture().lease()
     }
 
     fn profile(&self) -> Profile {
@@ -105,8 +113,7 @@ impl Fixture for Encrypted {
 }
 
 /// A handful of the kit's cases hold through TLS as well.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_kit_holds_through_tls() {
+async fn the_kit_holds_through_tls(on: Product) {
     let wanted = [
         "a_counter_loses_no_step",
         "a_holder_outlives_its_lease",
@@ -119,6 +126,6 @@ async fn the_kit_holds_through_tls() {
     ];
     for name in wanted {
         let case = simba_tck::cases().iter().find(|case| case.name == name).unwrap();
-        case.run(&Encrypted).await;
+        case.run(&Encrypted(on)).await;
     }
 }

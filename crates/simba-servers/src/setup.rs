@@ -73,6 +73,11 @@ impl Setup {
         Self::of(&kinds::mariadb::KIND)
     }
 
+    /// A MySQL 8.0 with a database `simba`.
+    pub const fn mysql() -> Self {
+        Self::of(&kinds::mysql::KIND)
+    }
+
     /// A PostgreSQL with its database `postgres`.
     pub const fn postgres() -> Self {
         Self::of(&kinds::postgres::KIND)
@@ -130,7 +135,7 @@ impl Setup {
         self
     }
 
-    /// Lets a MariaDB tell the time of this zone.
+    /// Lets a MariaDB or a MySQL tell the time of this zone.
     pub fn with_zone(self, zone: impl Into<String>) -> Self {
         Self { zone: Some(zone.into()), ..self }
     }

@@ -18,6 +18,8 @@ pub(crate) struct Injector {
     code: Arc<AtomicU16>,
     left: Arc<AtomicUsize>,
     struck: Arc<AtomicUsize>,
+    /// What a statement contains that is kept back.
+    kept: Arc<std::sync::Mutex<Option<&'static str>>>,
 }
 
 impl Injector {
@@ -42,7 +44,12 @@ impl Injector {
         self.left.store(count, Ordering::SeqCst);
     }
 
-    /// How many statements it has refused.
+    /// Keeps back every statement that contains this text, and whatever follows it on its connection, for ever.
+    pub(crate) fn keep_back(&self, text: &'static str) {
+        *self.kept.lock().unwrap() = Some(text);
+    }
+
+    /// How many statements it has refused or kept back.
     pub(crate) fn struck(&self) -> usize {
         self.struck.load(Ordering::SeqCst)
     }
@@ -81,6 +88,12 @@ impl Injector {
             let mut body = vec![0; length];
             client.read_exact(&mut body).await?;
             let statement = header[3] == 0 && matches!(body.first(), Some(&QUERY | &EXECUTE));
+            let kept = *self.kept.lock().unwrap();
+            let contains = |text: &str| body.windows(text.len()).any(|part| part == text.as_bytes());
+            if statement && kept.is_some_and(contains) {
+                self.struck.fetch_add(1, Ordering::SeqCst);
+                std::future::pending::<()>().await;
+            }
             let strike = statement
                 && self
                     .left

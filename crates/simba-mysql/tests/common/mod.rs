@@ -15,6 +15,7 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts};
 use simba_core::{Backend, ConnectUrl, async_trait};
 use simba_mysql::{MySqlBackend, MySqlConfig};
+use simba_servers::Setup;
 use simba_tck::{Connection, FaultProxy, Fixture, Profile};
 use tokio::sync::OnceCell;
 
@@ -22,9 +23,72 @@ use tokio::sync::OnceCell;
 pub(crate) const USER: &str = "simba_least";
 pub(crate) const PASSWORD: &str = "least-of-all";
 
-/// The URL of the shared server, with the right to do everything.
+/// The servers that the tests run on. Both are shared; a test can start one of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Product {
+    MariaDb,
+    MySql,
+}
+
+static FURNISHED: [OnceCell<()>; 2] = [OnceCell::const_new(), OnceCell::const_new()];
+
+impl Product {
+    const fn variable(self) -> &'static str {
+        match self {
+            Self::MariaDb => "SIMBA_TCK_MYSQL",
+            Self::MySql => "SIMBA_TCK_MYSQL8",
+        }
+    }
+
+    /// Returns the URL of the shared server, with the right to do everything.
+    pub(crate) fn admin_url(self) -> String {
+        simba_servers::shared(self.variable())
+    }
+
+    /// Returns the address of the shared server, which has the table and the user with the least rights.
+    pub(crate) async fn shared(self) -> SocketAddr {
+        let url = self.admin_url();
+        FURNISHED[self as usize].get_or_init(|| furnish(&url)).await;
+        address_of(&url)
+    }
+
+    /// Returns the shared server as the kit wants it.
+    pub(crate) fn fixture(self) -> MySql {
+        MySql { shared: Some(self), address: address_of(&self.admin_url()), keys: String::new() }
+    }
+
+    /// Returns a server of one's own, to be started.
+    pub(crate) const fn setup(self) -> Setup {
+        match self {
+            Self::MariaDb => Setup::mariadb(),
+            Self::MySql => Setup::mysql(),
+        }
+    }
+}
+
+/// Makes two tests of each function that takes a [`Product`].
+#[macro_export]
+macro_rules! on_both_servers {
+    ($($(#[$attribute:meta])* $test:ident)*) => {
+        mod on_mariadb {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $test() {
+                super::$test(super::common::Product::MariaDb).await;
+            })*
+        }
+
+        mod on_mysql {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $test() {
+                super::$test(super::common::Product::MySql).await;
+            })*
+        }
+    };
+}
+
+/// The URL of the shared MariaDB, with the right to do everything.
 pub(crate) fn admin_url() -> String {
-    simba_servers::shared("SIMBA_TCK_MYSQL")
+    Product::MariaDb.admin_url()
 }
 
 /// A connection with the right to do everything.
@@ -37,6 +101,8 @@ pub(crate) async fn admin(url: &str) -> Conn {
 /// Makes the table and the user with the least rights, as the documents say.
 pub(crate) async fn furnish(url: &str) {
     let config = MySqlConfig::from_url(&url.parse().unwrap()).unwrap().with_connections(1).unwrap();
+    // A server that has just started on a busy machine takes its time.
+    let config = config.with_connect_timeout(std::time::Duration::from_secs(30)).unwrap();
     let backend = MySqlBackend::connect(config).await.unwrap();
     backend.operate().unwrap().apply_schema().await.unwrap();
     let mut admin = admin(url).await;
@@ -69,8 +135,9 @@ pub(crate) async fn connect(url: &str) -> MySqlBackend {
     MySqlBackend::connect(MySqlConfig::from_url(&url.parse().unwrap()).unwrap()).await.unwrap()
 }
 
-/// The shared server, as the least-privilege user, through a network that can be broken.
+/// A server, as the least-privilege user, through a network that can be broken.
 pub(crate) struct MySql {
+    shared: Option<Product>,
     address: SocketAddr,
     /// What stands after the `?` of the URL.
     keys: String,
@@ -78,11 +145,11 @@ pub(crate) struct MySql {
 
 impl MySql {
     pub(crate) fn shared() -> Self {
-        Self { address: address_of(&admin_url()), keys: String::new() }
+        Product::MariaDb.fixture()
     }
 
-    pub(crate) fn at(address: SocketAddr) -> Self {
-        Self { address, keys: String::new() }
+    pub(crate) const fn at(address: SocketAddr) -> Self {
+        Self { shared: None, address, keys: String::new() }
     }
 
     pub(crate) fn with_keys(self, keys: impl Into<String>) -> Self {
@@ -90,13 +157,11 @@ impl MySql {
     }
 }
 
-static FURNISHED: OnceCell<()> = OnceCell::const_new();
-
 #[async_trait]
 impl Fixture for MySql {
     async fn connect(&self) -> Connection {
-        if self.address == address_of(&admin_url()) {
-            FURNISHED.get_or_init(|| async { furnish(&admin_url()).await }).await;
+        if let Some(product) = self.shared {
+            product.shared().await;
         }
         let proxy = Arc::new(FaultProxy::start(self.address).await.unwrap());
         let url = format!("{}?{}", least_url(proxy.address()), self.keys);
@@ -124,8 +189,41 @@ impl simba_tck::Shared for MySql {
         self.address.to_string()
     }
 
+    /// The process that started this one has furnished the server.
     fn attach(address: &str) -> Self {
         Self::at(address.parse().unwrap())
+    }
+}
+
+/// The same on the shared MySQL.
+pub(crate) struct OnMySql(MySql);
+
+#[async_trait]
+impl Fixture for OnMySql {
+    async fn connect(&self) -> Connection {
+        self.0.connect().await
+    }
+
+    fn lease(&self) -> simba_core::Lease {
+        self.0.lease()
+    }
+
+    fn profile(&self) -> Profile {
+        profile()
+    }
+}
+
+impl simba_tck::Shared for OnMySql {
+    fn start() -> Self {
+        Self(Product::MySql.fixture())
+    }
+
+    fn address(&self) -> String {
+        self.0.address.to_string()
+    }
+
+    fn attach(address: &str) -> Self {
+        Self(MySql::attach(address))
     }
 }
 
@@ -140,16 +238,15 @@ pub(crate) fn name(kind: &str) -> simba_core::MutexName {
     simba_core::MutexName::new(format!("{kind}-{}", &id.as_str()[..12])).unwrap()
 }
 
-/// The lease of the fault matrix.
+/// A lease that survives a machine that stands still for two seconds.
 pub(crate) fn lease() -> simba_core::Lease {
-    simba_core::Lease::new(std::time::Duration::from_millis(600), std::time::Duration::from_millis(400))
-        .unwrap()
+    let three = std::time::Duration::from_secs(3);
+    simba_core::Lease::new(three, three).unwrap()
 }
 
-/// The shared server is furnished; its address.
+/// Returns the address of the shared MariaDB, which has the table and the user with the least rights.
 pub(crate) async fn shared() -> SocketAddr {
-    FURNISHED.get_or_init(|| async { furnish(&admin_url()).await }).await;
-    address_of(&admin_url())
+    Product::MariaDb.shared().await
 }
 
 /// Waits for a state that gives no signal.
@@ -159,13 +256,13 @@ pub(crate) async fn until(what: &str, reached: impl Fn() -> bool + Send + Sync) 
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(20), look)
+    tokio::time::timeout(std::time::Duration::from_secs(30), look)
         .await
         .unwrap_or_else(|_| panic!("never: {what}"));
 }
 
 /// A server of this test's own, furnished.
-pub(crate) async fn private(setup: simba_servers::Setup) -> simba_servers::Server {
+pub(crate) async fn private(setup: Setup) -> simba_servers::Server {
     let server = tokio::task::spawn_blocking(|| setup.start().unwrap()).await.unwrap();
     furnish(&server.url()).await;
     server

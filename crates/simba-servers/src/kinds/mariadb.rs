@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::{Kind, Place, ask, finish};
 
 /// Who may do everything, over TCP.
-const ADMIN: &str = "CREATE DATABASE IF NOT EXISTS simba;\n\
+pub(super) const ADMIN: &str = "CREATE DATABASE IF NOT EXISTS simba;\n\
     CREATE USER IF NOT EXISTS 'admin'@'%' IDENTIFIED BY 'simba-admin';\n\
     GRANT ALL ON *.* TO 'admin'@'%' WITH GRANT OPTION;\n";
 
@@ -75,17 +75,17 @@ fn basic(place: &Place) -> Result<Command> {
 }
 
 /// A server that starts clears its folder for temporary tables, whosever they are: each has its own.
-fn scratch(place: &Place) -> String {
+pub(super) fn scratch(place: &Place) -> String {
     format!("--tmpdir={}", place.dir.display())
 }
 
 /// Root must say that it means it.
-fn as_ourselves() -> Option<&'static str> {
+pub(super) fn as_ourselves() -> Option<&'static str> {
     rustix::process::geteuid().is_root().then_some("--user=root")
 }
 
 /// Succeeds when the server greets: four bytes of header, then its protocol's version.
-fn probe(place: &Place) -> io::Result<()> {
+pub(super) fn probe(place: &Place) -> io::Result<()> {
     let mut greeting = [0; 5];
     ask(place.address, b"", &mut greeting)?;
     match greeting[4] {

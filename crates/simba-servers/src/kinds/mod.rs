@@ -2,6 +2,7 @@
 
 pub(crate) mod etcd;
 pub(crate) mod mariadb;
+pub(crate) mod mysql;
 pub(crate) mod nutcracker;
 pub(crate) mod pgbouncer;
 pub(crate) mod postgres;
