@@ -98,7 +98,9 @@ fn guard_that_is_stopped_until_the_time_is_up_starts_nothing() {
 fn silence_ends_the_command_first_by_word_then_by_force() {
     let world = World::new();
     let script = "trap 'echo told > told' TERM; echo up > up; while :; do sleep 0.01; done";
-    let guarded = Guarded::start(&world, script, 1000, 1500);
+    let mut guarded = Guarded::start(&world, script, 60_000, 61_000);
+    line(&world.path("up"));
+    guarded.order(&until_line(500, 3500));
     let said = guarded.reports();
     assert_eq!(world.read("told"), "told\n");
     assert!(said[0].starts_with("started ") && said.last().unwrap() == "overdue", "{said:?}");
@@ -108,8 +110,8 @@ fn silence_ends_the_command_first_by_word_then_by_force() {
 #[test]
 fn a_renewal_that_is_heard_gives_more_time() {
     let world = World::new();
-    let script = "trap 'echo told > told; exit 0' TERM; sleep 1; sleep 1; exit 3";
-    let mut guarded = Guarded::start(&world, script, 1000, 1500);
+    let script = "trap 'echo told > told; exit 0' TERM; sleep 2; sleep 2; exit 3";
+    let mut guarded = Guarded::start(&world, script, 3000, 3500);
     guarded.order(&until_line(60_000, 61_000));
     let said = guarded.reports();
     assert_eq!(said[1..], ["exited 3", "clean"], "{said:?}");
@@ -120,7 +122,7 @@ fn a_renewal_that_is_heard_gives_more_time() {
 fn what_was_told_to_end_is_not_told_otherwise() {
     let world = World::new();
     let script = "trap '' TERM; echo up > up; while :; do sleep 0.01; done";
-    let mut guarded = Guarded::start(&world, script, 60_000, 2000);
+    let mut guarded = Guarded::start(&world, script, 60_000, 6000);
     line(&world.path("up"));
     guarded.order("end\n");
     guarded.order(&until_line(60_000, 61_000));

@@ -20,6 +20,13 @@ fn schedule(world: &World, when: &[&str], script: &str) -> Running {
     world.spawn(&[&["schedule", "m"], when, &LEASE[..], &["--", "sh", "-c", script]].concat())
 }
 
+/// Waits until a second contender is in the queue.
+fn until_waiting(world: &World) {
+    until_true("second in the queue", || {
+        world.run(&["status", "m", "--json"]).out.contains("\"waiters\": 1")
+    });
+}
+
 /// A lease and a poll that outlast every wait here: only a release explains a change of the leader.
 const LONG: [&str; 4] = ["--ttl", "60s", "--transition", "40s"];
 
@@ -31,9 +38,7 @@ fn leader_that_is_asked_to_end_waits_for_its_command_and_wakes_the_next() {
     let first = lead(&script);
     let token = world.beat_after(0);
     let second = lead(BEAT);
-    until_true("second in the queue", || {
-        world.run(&["status", "m", "--json"]).out.contains("\"waiters\": 1")
-    });
+    until_waiting(&world);
     first.signal(Signal::TERM);
     let finished = first.wait().expect(0);
     assert!(finished.err.contains("SIGTERM") && finished.err.contains("released"), "{finished:?}");
@@ -182,7 +187,7 @@ fn who_waits_for_the_lead_ends_at_once() {
     world.beat_after(0);
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let second = lead(&world, "touch started");
-        thread::sleep(Duration::from_millis(200));
+        until_waiting(&world);
         second.signal(signal);
         second.wait().expect(0);
     }

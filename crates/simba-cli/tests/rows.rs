@@ -152,6 +152,14 @@ rows!(sqlite, World::new());
 rows!(redis, World::on(&shared("SIMBA_TCK_REDIS")));
 rows!(postgres, World::on(&shared("SIMBA_TCK_POSTGRES")));
 
+mod on_servers {
+    use super::*;
+
+    rows!(mysql, World::on(&shared("SIMBA_TCK_MYSQL")));
+    rows!(zookeeper, World::on(&shared("SIMBA_TCK_ZOOKEEPER")));
+    rows!(etcd, World::on(&shared("SIMBA_TCK_ETCD")));
+}
+
 #[test]
 fn row_72_a_stopped_guard_does_not_keep_the_command_alive() {
     for _ in 0..rounds() {

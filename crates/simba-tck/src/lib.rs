@@ -38,8 +38,8 @@
 //! message that begins with `broken:` and says which. A case about something that the [`Profile`] rules out
 //! prints `skipped: <reason>`; a server that is not there is a failure, never a skip. `cargo test` counts a skipped
 //! case as passed and hides what it prints: if the variable `SIMBA_TCK_SKIPS` names a file, every skipped case adds
-//! the line `<program> <group>::<case>: <reason>` to it. For a program in place of tests, [`cases()`] lists the same
-//! cases, and [`Case::run`] returns the [`Outcome`].
+//! the line `<package>/<program> <group>::<case>: <reason>` to it. For a program in place of tests, [`cases()`] lists
+//! the same cases, and [`Case::run`] returns the [`Outcome`].
 //!
 //! # What is checked
 //!

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fs::OpenOptions;
 use std::future::Future;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::Case;
 
@@ -45,12 +45,15 @@ pub(crate) fn record(case: &Case, reason: &str) {
     written.unwrap_or_else(|error| panic!("{FILE} is {path:?}, which cannot be written: {error}"));
 }
 
-/// Returns the name of this program without the hash that Cargo adds to it.
+/// Returns the name of this program, below that of its package if Cargo says which: most are called `tck`.
 fn program() -> String {
     let path = std::env::current_exe().unwrap_or_default();
-    without_hash(&path)
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let package = package.as_deref().and_then(Path::file_name).map(|name| format!("{}/", name.display()));
+    package.unwrap_or_default() + &without_hash(&path)
 }
 
+/// Returns the name of a program without the hash that Cargo adds to it.
 fn without_hash(path: &Path) -> String {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     match name.rsplit_once('-') {

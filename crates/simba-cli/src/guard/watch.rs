@@ -34,7 +34,7 @@ use crate::terminal::Terminal;
 /// it), and the command.
 pub(crate) const WORD: &str = "__guard";
 
-/// How long a killed process may take to be gone.
+/// How long a killed process may take to be gone, at the least.
 const REAPING: Duration = Duration::from_secs(2);
 
 /// Guards the command. Its standard input is the line to `simba`, which sends the command's own over it.
@@ -111,7 +111,9 @@ impl Watch {
     fn keep(mut self) -> io::Result<()> {
         while let Next::On = self.turn()? {}
         // The kernel's word that there is nobody left, since orphans become our children.
-        let felled = fell(getpid(), &Spared::default(), REAPING, || self.deaths.is_alone());
+        // A command that ended early leaves time until the deadline, which a busy machine may need.
+        let limit = REAPING.max(self.kill.saturating_since(SystemClock.now()));
+        let felled = fell(getpid(), &Spared::default(), limit, || self.deaths.is_alone());
         if let Some(group) = self.back_to {
             // `simba` may be killed or stopped, and who waits for it wants to read.
             Terminal::find().give_back(self.command, group);
