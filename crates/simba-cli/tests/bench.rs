@@ -166,7 +166,7 @@ mod on_servers {
 
     #[test]
     fn mysql_is_measured_and_everything_is_free_afterwards() {
-        server("SIMBA_TCK_MYSQL", "mysql");
+        server("SIMBA_TCK_MARIADB", "mysql");
     }
 
     #[test]

@@ -155,7 +155,7 @@ rows!(postgres, World::on(&shared("SIMBA_TCK_POSTGRES")));
 mod on_servers {
     use super::*;
 
-    rows!(mysql, World::on(&shared("SIMBA_TCK_MYSQL")));
+    rows!(mysql, World::on(&shared("SIMBA_TCK_MARIADB")));
     rows!(zookeeper, World::on(&shared("SIMBA_TCK_ZOOKEEPER")));
     rows!(etcd, World::on(&shared("SIMBA_TCK_ETCD")));
 }

@@ -184,6 +184,6 @@ mod on_servers {
 
     #[test]
     fn mysql_answers_and_its_password_is_told_nowhere() {
-        assert_kept("SIMBA_TCK_MYSQL");
+        assert_kept("SIMBA_TCK_MARIADB");
     }
 }

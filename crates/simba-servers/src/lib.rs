@@ -15,6 +15,7 @@
 //! # }
 //! ```
 
+mod cache;
 mod certificates;
 mod curator;
 mod debian;

@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, OnceCell};
 use super::url;
 use simba_measure::{Caller, Target};
 
-const VARIABLE: &str = "SIMBA_TCK_MYSQL";
+const VARIABLE: &str = "SIMBA_TCK_MARIADB";
 /// As many connections as the backend has for its calls.
 const CONNECTIONS: usize = 4;
 

@@ -35,8 +35,8 @@ static FURNISHED: [OnceCell<()>; 2] = [OnceCell::const_new(), OnceCell::const_ne
 impl Product {
     const fn variable(self) -> &'static str {
         match self {
-            Self::MariaDb => "SIMBA_TCK_MYSQL",
-            Self::MySql => "SIMBA_TCK_MYSQL8",
+            Self::MariaDb => "SIMBA_TCK_MARIADB",
+            Self::MySql => "SIMBA_TCK_MYSQL",
         }
     }
 

@@ -1,5 +1,5 @@
-//! MySQL 8.0, from the packages of Ubuntu 22.04: Debian 12 has MariaDB alone. They are unpacked, not installed, since
-//! MySQL and MariaDB have programs of the same name.
+//! MySQL itself, from Debian unstable: Debian's stable releases have MariaDB alone. The packages are unpacked with all
+//! the libraries that they need, not installed, since MySQL and MariaDB have programs of the same name.
 
 use std::env;
 use std::fs;
@@ -10,48 +10,13 @@ use anyhow::{Context, Result, ensure};
 
 use super::mariadb::{ADMIN, as_ourselves, probe, scratch};
 use super::{Kind, Place, finish};
+use crate::cache;
 
-/// The release pocket of a distribution never changes, so these files stay where they are.
-const ARCHIVE: &str = "MIRROR";
-
-const VERSION: &str = "8.0.28";
-
-/// The server and the libraries that Debian has in other versions, each pinned by its SHA-256: what is downloaded is
-/// executed.
-const PACKAGES: &[(&str, &str)] = &[
-    (
-        "m/mysql-8.0/mysql-server-core-8.0_8.0.28-0ubuntu4_amd64.deb",
-        "69a97fa36a94ce981cf4a5fd6eb674003fa42559b442ba9807309c69d1b90fdb",
-    ),
-    ("i/icu/libicu70_70.1-2_amd64.deb", "58a154f6307289813da2276f900498ef536ae7c0522d2cf31a3c3c5cf62dfd9a"),
-    (
-        "libe/libevent/libevent-core-2.1-7_2.1.12-stable-1build3_amd64.deb",
-        "9317ae74915b9e4372f7506fbd16ae2a021e0ead79a8d88f96dad49b87d94508",
-    ),
-    (
-        "libe/libevent/libevent-pthreads-2.1-7_2.1.12-stable-1build3_amd64.deb",
-        "078211a125a9ef5a9c7d24eb441761cefde8812b69889f7cee96824b0dc66831",
-    ),
-    (
-        "m/mecab/libmecab2_0.996-14build9_amd64.deb",
-        "cb25c996ff0ed53158bc6b9cda66f68f003ff3824f8276ddfa0ad20d60e1411a",
-    ),
-    (
-        "p/protobuf/libprotobuf-lite23_3.12.4-1ubuntu7_amd64.deb",
-        "74213165bb99962044366f56d43eaebf7f7ffd7903d60820abd8373f6fe067c0",
-    ),
-];
+const PACKAGE: &str = "mysql-server-core";
 
 pub(crate) const KIND: Kind = Kind {
     name: "mysql",
-    programs: &[
-        ("curl", "curl"),
-        ("dpkg-deb", "dpkg"),
-        ("sha256sum", "coreutils"),
-        ("/usr/lib/x86_64-linux-gnu/libaio.so.1", "libaio1"),
-        ("/usr/lib/x86_64-linux-gnu/libnuma.so.1", "libnuma1"),
-        ("/usr/lib/x86_64-linux-gnu/libtirpc.so.3", "libtirpc3"),
-    ],
+    programs: &[("apt-get", "apt"), ("dpkg-deb", "dpkg")],
     user: None,
     prepare,
     command,
@@ -104,7 +69,7 @@ fn command(place: &Place) -> Result<Command> {
 fn basic(place: &Place) -> Result<Command> {
     let mut command = program("sbin/mysqld")?;
     command.current_dir(&place.dir);
-    command.args(["--no-defaults", "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M"]);
+    command.args(["--no-defaults", "--innodb-buffer-pool-size=64M", "--innodb-redo-log-capacity=64M"]);
     command.args(["--secure-file-priv=NULL", "--performance-schema=OFF"]);
     command.arg(format!("--basedir={}", files()?.join("usr").display()));
     command.arg(format!("--plugin-dir={}", files()?.join("usr/lib/mysql/plugin").display()));
@@ -112,43 +77,77 @@ fn basic(place: &Place) -> Result<Command> {
     Ok(command)
 }
 
-/// Returns a program of the packages, which finds the libraries of the packages.
+/// Returns a program of the packages, started by their own loader, so that it finds their libraries. Programs of this
+/// machine would not start with those, so no variable names them.
 fn program(name: &str) -> Result<Command> {
     let files = files()?;
-    let mut command = Command::new(files.join("usr").join(name));
-    command.env("LD_LIBRARY_PATH", files.join("usr/lib/x86_64-linux-gnu"));
+    let libraries = files.join(format!("usr/lib/{}-linux-gnu", env::consts::ARCH));
+    let loader = fs::read_dir(&libraries)?.flatten().map(|entry| entry.path());
+    let is_loader = |path: &PathBuf| path.to_string_lossy().contains("/ld-linux-");
+    let mut command =
+        Command::new(loader.into_iter().find(is_loader).context("the packages have no loader")?);
+    command.arg("--library-path").arg(&libraries).arg(files.join("usr").join(name));
     Ok(command)
 }
 
-/// Returns where the packages are unpacked; downloads them once per checkout. Only its owner can write there, unlike
-/// in the directory for temporary files.
+/// Returns where the packages are unpacked; downloads them once per user.
 fn files() -> Result<PathBuf> {
-    let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/downloads");
-    let files = cache.join(format!("mysql-{VERSION}"));
+    let files = cache::folder()?.join(format!("{PACKAGE}-unstable"));
     if !files.is_dir() {
-        ensure!(env::consts::ARCH == "x86_64", "the packages of MySQL are for x86_64 alone");
-        download(&files).with_context(|| format!("cannot get MySQL {VERSION} from {ARCHIVE}"))?;
+        download(&files).context("cannot get MySQL from Debian unstable")?;
     }
-    Ok(files.canonicalize()?)
+    Ok(files)
 }
 
 /// Unpacks into another directory and renames it, so that two downloads at once do not mix.
 fn download(files: &Path) -> Result<()> {
     let aside = files.with_extension(format!("{}.part", std::process::id()));
-    fs::create_dir_all(&aside)?;
-    for (path, sum) in PACKAGES {
-        let package = aside.join("package.deb");
-        let mut curl = Command::new("curl");
-        curl.args(["--silent", "--show-error", "--fail", "--location", "--retry", "2", "--output"]);
-        finish(curl.arg(&package).arg(format!("{ARCHIVE}/{path}")), b"")?;
-        let told = finish(Command::new("sha256sum").arg(&package), b"")?;
-        ensure!(told.starts_with(sum.as_bytes()), "{path} is not the file that was checked");
-        finish(Command::new("dpkg-deb").arg("--extract").arg(&package).arg(&aside), b"")?;
-        fs::remove_file(&package)?;
+    let state = aside.join("apt");
+    for folder in ["lists/partial", "archives/partial"] {
+        fs::create_dir_all(state.join(folder))?;
     }
+    // Nothing is installed there, so that all libraries are downloaded too.
+    fs::write(state.join("status"), "")?;
+    fs::write(state.join("sources.list"), format!("deb {} unstable main\n", mirror()?))?;
+    finish(apt(&state).args(["--quiet", "update"]), b"")?;
+    let install = ["--quiet", "--yes", "--no-install-recommends", "--download-only", "install", PACKAGE];
+    finish(apt(&state).args(install), b"")?;
+    for package in fs::read_dir(state.join("archives"))?.flatten().map(|entry| entry.path()) {
+        if package.extension().is_some_and(|extension| extension == "deb") {
+            finish(Command::new("dpkg-deb").arg("--extract").arg(&package).arg(&aside), b"")?;
+        }
+    }
+    fs::remove_dir_all(&state)?;
     if fs::rename(&aside, files).is_err() {
         // Another process was faster.
         fs::remove_dir_all(&aside)?;
     }
     Ok(())
+}
+
+/// Returns apt with a state of its own. It checks signatures as it does for this machine.
+fn apt(state: &Path) -> Command {
+    let mut command = Command::new("apt-get");
+    for (option, name) in [
+        ("Dir::Etc::sourcelist", "sources.list"),
+        ("Dir::State::lists", "lists"),
+        ("Dir::State::status", "status"),
+        ("Dir::Cache::archives", "archives"),
+        ("Dir::Cache::pkgcache", "pkgcache.bin"),
+        ("Dir::Cache::srcpkgcache", "srcpkgcache.bin"),
+    ] {
+        command.arg("-o").arg(format!("{option}={}", state.join(name).display()));
+    }
+    command.args(["-o", "Dir::Etc::sourceparts=-"]);
+    command
+}
+
+/// Returns the mirror of Debian that this machine uses.
+fn mirror() -> Result<String> {
+    let format = "$(ORIGIN) $(LABEL) $(REPO_URI)";
+    let told = finish(Command::new("apt-get").args(["indextargets", "--format", format]), b"")?;
+    let told = String::from_utf8(told)?;
+    let mirror = told.lines().find_map(|line| line.strip_prefix("Debian Debian "));
+    ensure!(mirror.is_some(), "apt knows no mirror of Debian: run `apt-get update` first");
+    Ok(mirror.unwrap_or_default().to_owned())
 }

