@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Private, Store, USER, freeze, lease, name, open, soon, take, until};
+use common::{Private, Store, USER, freeze, lease, long, name, open, soon, take, until};
 use simba_core::{
     Answer, Backend, Contention, FencingToken, Holding, Lease, Moment, MutexName, Operate, Prior, Simba,
     Tenure,
