@@ -169,12 +169,6 @@ impl Fixture for MySql {
         Connection::new(connect(url).await, proxy)
     }
 
-    /// Every renewal waits for a disk that all tests of a small machine share.
-    fn lease(&self) -> simba_core::Lease {
-        let ms = std::time::Duration::from_millis;
-        simba_core::Lease::new(ms(900), ms(600)).unwrap()
-    }
-
     fn profile(&self) -> Profile {
         profile()
     }
