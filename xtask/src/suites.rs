@@ -1,5 +1,4 @@
-//! Runs the test programs of the workspace: those that wait most of the time side by side, all others one after the
-//! other.
+//! Runs the test programs of the workspace, two at a time.
 //!
 //! `cargo test -p` cannot do it: for another choice of packages it settles their features anew, and builds most of
 //! them again.
@@ -25,11 +24,7 @@ use crate::{built, step};
 pub(crate) const STORES: [&str; 5] =
     ["simba-zookeeper", "simba-etcd", "simba-redis", "simba-mysql", "simba-postgres"];
 
-/// The packages whose tests mostly wait for a lease to end, besides [`STORES`].
-const WAITING: [&str; 2] = ["simba-sqlite", "simba-tck"];
-
-/// How many packages at once. Tests of one package share servers that some of them bring down, so those never run side
-/// by side.
+/// How many programs at once: most of their tests wait for a lease to end.
 const LANES: usize = 2;
 
 /// How many tests of one program at once: more than there are cores, since most of them wait.
@@ -94,13 +89,7 @@ pub(crate) fn run(workspace: &Workspace, group: Group) -> Result<Verdict> {
     let skips = workspace.scratch("tests").join(format!("{group:?}.skips"));
     // What an earlier run wrote.
     let _ = fs::remove_file(&skips);
-    let waits = |suite: &&Suite| {
-        let package = suite.package.as_str();
-        STORES.contains(&package) || WAITING.contains(&package)
-    };
-    let (waiting, busy): (Vec<_>, Vec<_>) = suites.iter().partition(waits);
-    let mut ran = run_in_turn(workspace, &skips, busy);
-    ran.extend(run_side_by_side(workspace, &skips, &waiting));
+    let mut ran = run_side_by_side(workspace, &skips, jobs(group, &suites));
     print_skips(&skips);
     ran.sort_by_key(|run| Reverse(run.took));
     eprintln!("the longest of {}:", ran.len());
@@ -140,14 +129,26 @@ struct Run {
     failure: Option<String>,
 }
 
-fn run_side_by_side(workspace: &Workspace, skips: &Path, suites: &[&Suite]) -> Vec<Run> {
-    let packages = Mutex::new(STORES.into_iter().chain(WAITING).collect::<VecDeque<_>>());
-    let next = || packages.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+/// Splits the programs into those that must not run side by side. Tests of one store share servers that some of them
+/// bring down, and those of the command are sensitive to each other's signals and terminals.
+fn jobs(group: Group, suites: &[Suite]) -> VecDeque<Vec<&Suite>> {
+    match group {
+        Group::Library => suites.iter().map(|suite| vec![suite]).collect(),
+        Group::Command => VecDeque::from([suites.iter().collect()]),
+        Group::Stores => {
+            let of = |package| suites.iter().filter(|suite| suite.package == package).collect();
+            STORES.into_iter().map(of).collect()
+        }
+    }
+}
+
+fn run_side_by_side(workspace: &Workspace, skips: &Path, jobs: VecDeque<Vec<&Suite>>) -> Vec<Run> {
+    let jobs = Mutex::new(jobs);
+    let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let lane = || {
         let mut ran = Vec::new();
-        while let Some(package) = next() {
-            let its_own = suites.iter().copied().filter(|suite| suite.package == package).collect();
-            ran.extend(run_in_turn(workspace, skips, its_own));
+        while let Some(job) = next() {
+            ran.extend(run_in_turn(workspace, skips, job));
         }
         ran
     };
