@@ -95,24 +95,6 @@ async fn row_17_a_take_without_a_reply_is_adopted() {
     }
 }
 
-/// Row 15: a call that waits for a new connection goes out as soon as the login is over, which is three requests.
-#[tokio::test(flavor = "multi_thread")]
-async fn row_15_after_a_cut_a_call_is_the_fourth_request() {
-    // One connection, so that all requests are its.
-    let (backend, network) = Store::shared().with_keys("pooler=false").proxied().await;
-    let mut session = open(&backend, &name("slow")).await;
-    take(&mut *session).await;
-    let before = network.requests();
-    network.cut();
-    let answered = async {
-        // The first one may still go out over the connection that broke.
-        while session.contend(Prior::Nothing).await.is_err() {}
-    };
-    soon("a call is answered", answered).await;
-    let requests = network.requests() - before;
-    assert_eq!(requests, 4, "broken: a login takes three requests, and a call is the next one");
-}
-
 /// What a server that takes no writes answers does not count, however well it reads.
 #[tokio::test]
 async fn a_server_that_became_read_only_is_not_read() {
