@@ -1,4 +1,4 @@
-//! Runs the test programs of the workspace, two at a time.
+//! Runs the test programs of the workspace, four at a time.
 //!
 //! `cargo test -p` cannot do it: for another choice of packages it settles their features anew, and builds most of
 //! them again.
@@ -24,8 +24,8 @@ use crate::{built, step};
 pub(crate) const STORES: [&str; 5] =
     ["simba-zookeeper", "simba-etcd", "simba-redis", "simba-mysql", "simba-postgres"];
 
-/// How many programs at once: most of their tests wait for a lease to end.
-const LANES: usize = 2;
+/// How many programs at once: their tests wait for leases to end nearly all of the time, and use a tenth of a core.
+const LANES: usize = 4;
 
 /// How many tests of one program at once: more than there are cores, since most of them wait.
 pub(crate) const AT_ONCE: (&str, &str) = ("RUST_TEST_THREADS", "8");
