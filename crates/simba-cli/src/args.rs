@@ -11,7 +11,7 @@ use clap_complete::Shell;
 /// Below the list of commands.
 const AFTER: &str = "\
 Examples:
-  simba run nightly-backup -- ./backup.sh        one at a time, on this host
+  simba run nightly-backup -- ./backup.sh        one at a time, for this user
   simba --on redis://cache run deploy -- ./go    one at a time, in the whole fleet
   simba status nightly-backup                    who has it, since when, until when
 

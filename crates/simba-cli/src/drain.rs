@@ -15,7 +15,7 @@ use crate::signals::name;
 use crate::supervise::Ended;
 
 /// How long to wait for the store once the mutex is lost: it may be the store that hangs.
-const FAREWELL: Duration = Duration::from_secs(1);
+const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A command that was asked to end, and how it ended.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub(crate) async fn finish(
         return Ok(ExitCode::SUCCESS);
     };
     if drained.is_lost() {
-        let _ = within(&SystemClock, FAREWELL, stop).await;
+        let _ = within(&SystemClock, RELEASE_LIMIT, stop).await;
         return drained.outcome(mutex);
     }
     let stopped = stop.await;

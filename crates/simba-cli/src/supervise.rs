@@ -54,8 +54,8 @@ struct Course {
     /// When a guard that says nothing is given up.
     hung: Option<Moment>,
     killed: bool,
-    /// The guard has stopped reading its orders.
-    deaf: bool,
+    /// The guard does not read its orders any more.
+    guard_hangs: bool,
     /// When to look for a renewal. Kept across events: a flood of signals must not push it back.
     tell_at: Moment,
 }
@@ -63,7 +63,7 @@ struct Course {
 impl Course {
     /// Sends an order. A guard that does not take it counts as dead.
     fn order(&mut self, order: Order) {
-        self.deaf |= !self.warden.order(order);
+        self.guard_hangs |= !self.warden.order(order);
     }
 }
 
@@ -95,17 +95,18 @@ impl<'a> Job<'a> {
             until: Some(until),
             hung: None,
             killed: false,
-            deaf: false,
+            guard_hangs: false,
             tell_at: SystemClock.now() + self.pace,
         };
         loop {
             let told = course.until.is_none();
-            if course.deaf {
+            if course.guard_hangs {
                 return Ok(self.cut_down(course, if told { Ended::Lost } else { Ended::Unguarded }));
             }
             tokio::select! {
                 biased;
-                // What is about time comes first, each once: neither reports nor signals can delay it.
+                // What is about time comes first, each once: neither reports nor signals can delay it. Once the mutex is
+                // lost, both are ready at the first poll of a turn.
                 _ = self.tenure.lost(), if !course.killed => self.kill(&mut course),
                 () = self.tenure.expiring(), if !told => self.end(&mut course),
                 report = course.warden.report() => match report {

@@ -192,6 +192,10 @@ fn misspelt_variable_is_refused_with_78_and_names_the_one_that_is_meant() {
     let mut command = world.simba(&["run", "m", "--", "touch", "started"]);
     command.env("SIMBA_URL", std::ffi::OsStr::from_bytes(b"redis://\xff"));
     assert!(world.start(command).wait().expect(78).err.contains("SIMBA_URL"));
+    let mut command = world.simba(&["run", "m", "--", "touch", "started"]);
+    command.env("SIMBA_URI", std::ffi::OsStr::from_bytes(b"redis://\xff"));
+    let refused = world.start(command).wait().expect(78);
+    assert!(refused.err.contains("SIMBA_URI") && refused.err.contains("SIMBA_URL"), "{refused:?}");
     assert!(!world.path("started").exists());
 }
 
@@ -339,11 +343,10 @@ fn waiters(world: &World) -> Option<u64> {
     status[0]["waiters"].as_u64()
 }
 
-/// Root is refused nothing, so these become another user.
+/// Runs the command as another user, which only root may: the system refuses root nothing.
 mod as_root {
     use super::*;
 
-    /// Root is refused nothing, so another user asks.
     #[test]
     fn a_store_that_refuses_is_seventy_seven() {
         let world = World::new();

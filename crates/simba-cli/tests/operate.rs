@@ -121,6 +121,15 @@ fn the_doctor_names_a_finding_with_its_cure_and_exits_with_one() {
 }
 
 #[test]
+fn the_doctor_finds_that_no_other_process_sees_a_store_in_memory() {
+    let world = World::new();
+    let mut memory = world.bare();
+    memory.args(["--on", "memory:", "doctor"]);
+    let told = world.start(memory).wait().expect(1);
+    assert!(told.out.contains("only this process") && told.out.contains("sqlite:PATH"), "{told:?}");
+}
+
+#[test]
 fn a_doctor_without_a_store_says_what_is_missing() {
     let world = World::new();
     world.run(&["run", "m", "--", "true"]).expect(0);

@@ -78,8 +78,10 @@ pub struct Observer {
     mutex: MutexName,
     clock: Arc<dyn Clock>,
     shared: Arc<Watched<Shared>>,
-    /// The number of changes that [`changed`](Self::changed) has told.
+    /// The number of changes that [`changed`](Self::changed) has returned.
     told: u64,
+    /// The last change was an owner whose lease had ended, and was returned as unknown.
+    lapsed: bool,
     _watch: DropGuard,
 }
 
@@ -108,7 +110,7 @@ impl Observer {
         };
         core.spawn(watch.run(stop.clone()))?;
         let clock = Arc::clone(&core.clock);
-        Ok(Self { mutex, clock, shared, told: 0, _watch: stop.drop_guard() })
+        Ok(Self { mutex, clock, shared, told: 0, lapsed: false, _watch: stop.drop_guard() })
     }
 
     /// The mutex.
@@ -130,8 +132,8 @@ impl Observer {
         self.shared.read(|shared| shared.error.clone())
     }
 
-    /// Waits for a change since the last call, and gives the newest view. The first call waits for the first
-    /// look.
+    /// Waits for a change since the last call, and returns what is known at this moment, as [`view`](Self::view) does.
+    /// The first call waits for the first look.
     ///
     /// # Errors
     ///
@@ -141,13 +143,24 @@ impl Observer {
     ///
     /// A change is kept for the next call.
     pub async fn changed(&mut self) -> Result<View> {
-        let told = self.told;
-        let look = |shared: &Shared| match shared.changes > told {
-            true => Some(Ok((shared.view.clone(), shared.changes))),
-            false => shared.ended.then(|| Err(Error::new(ErrorKind::Closed, "the handle was shut down"))),
+        let (clock, told, lapsed) = (&self.clock, self.told, self.lapsed);
+        let look = |shared: &Shared| {
+            let view = shared.view.at(clock.now());
+            let changed = match (&view, lapsed) {
+                // The caller knows that the owner is unknown, but not that it has renewed its lease.
+                (View::Unknown { .. }, true) => false,
+                (View::Owned(_), true) => true,
+                _ => shared.changes > told,
+            };
+            let lapsed = view != shared.view;
+            match changed {
+                true => Some(Ok((view, shared.changes, lapsed))),
+                false => shared.ended.then(|| Err(Error::new(ErrorKind::Closed, "the handle was shut down"))),
+            }
         };
-        let (view, changes) = self.shared.until(look).await.map_err(|error| error.with_mutex(&self.mutex))?;
-        self.told = changes;
+        let seen = self.shared.until(look).await.map_err(|error| error.with_mutex(&self.mutex))?;
+        let (view, changes, lapsed) = seen;
+        (self.told, self.lapsed) = (changes, lapsed);
         Ok(view)
     }
 }

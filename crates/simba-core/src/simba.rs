@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::backend::Backend;
-use crate::clock::{Clock, Moment, SystemClock, within};
+use crate::clock::{Clock, Moment, SystemClock, by, within};
 use crate::closing::Closing;
 use crate::contention::Contention;
 use crate::engine::Rides;
@@ -58,6 +58,8 @@ pub(crate) struct Core {
     random: Mutex<fastrand::Rng>,
     /// The longest lease that was used, in nanoseconds.
     longest_lease: AtomicU64,
+    /// The latest deadline of all tenures, in nanoseconds since the clock's zero. A store may grant more than the lease.
+    latest_deadline: AtomicU64,
 }
 
 /// Makes a [`Simba`] on another clock, another runtime, or with known randomness.
@@ -110,6 +112,7 @@ impl SimbaBuilder {
             runtime,
             random: Mutex::new(fastrand::Rng::with_seed(seed)),
             longest_lease: AtomicU64::new(0),
+            latest_deadline: AtomicU64::new(0),
         };
         Simba { core: Arc::new(core), lease }
     }
@@ -212,9 +215,9 @@ impl Simba {
     /// to stop and waited for until its deadline at most, every mutex is freed, every queue left, the
     /// connections closed.
     ///
-    /// It waits for one lease at most, the longest that was used or is this handle's: by then every mutex is lost or
-    /// free. What has not ended by then, such as a contender on a runtime that nobody drives, is left behind with a
-    /// warning.
+    /// It waits for one lease at most, the longest that was used or is this handle's, and longer only if the store
+    /// granted more: until the latest deadline of all tenures. By then every mutex is lost or free. What has not ended
+    /// by then, such as a contender on a runtime that nobody drives, is left behind with a warning.
     ///
     /// # Cancel safety
     ///
@@ -224,9 +227,9 @@ impl Simba {
         self.core.rides.leave_all();
         self.core.tasks.close();
         self.core.uses(&self.lease);
-        if within(&*self.core.clock, self.core.longest_lease(), self.core.tasks.wait()).await.is_none() {
+        if !self.core.all_ended().await {
             let (backend, contenders) = (self.core.backend.name(), self.core.tasks.len());
-            tracing::warn!(backend, contenders, "not everything ended within one lease of the shutdown");
+            tracing::warn!(backend, contenders, "some contenders have not ended by the last deadline");
         }
         within(&*self.core.clock, self.lease.ttl(), self.core.backend.close()).await;
     }
@@ -287,8 +290,29 @@ impl Core {
         self.longest_lease.fetch_max(total, Ordering::Relaxed);
     }
 
-    fn longest_lease(&self) -> Duration {
-        Duration::from_nanos(self.longest_lease.load(Ordering::Relaxed))
+    /// Notes that a mutex is held until `deadline` at the latest.
+    pub(crate) fn held_until(&self, deadline: Moment) {
+        let nanos = u64::try_from(deadline.since_zero().as_nanos()).unwrap_or(u64::MAX);
+        self.latest_deadline.fetch_max(nanos, Ordering::SeqCst);
+    }
+
+    /// Waits until all tasks have ended; `false` if some have not when one lease and the latest deadline are over.
+    async fn all_ended(&self) -> bool {
+        let mut end = self.clock.now() + Duration::from_nanos(self.longest_lease.load(Ordering::Relaxed));
+        loop {
+            end = end.max(self.latest_deadline());
+            if by(&*self.clock, end, self.tasks.wait()).await.is_some() {
+                return true;
+            }
+            // A call that was under way when the shutdown began may have won or renewed a mutex since.
+            if self.latest_deadline() <= end {
+                return false;
+            }
+        }
+    }
+
+    fn latest_deadline(&self) -> Moment {
+        Moment::ZERO + Duration::from_nanos(self.latest_deadline.load(Ordering::SeqCst))
     }
 
     /// A seed for one contender's jitter.

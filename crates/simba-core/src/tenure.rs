@@ -1,10 +1,9 @@
 //! Holding a mutex: until when, under which token, and how it ended.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -187,9 +186,24 @@ impl Tenure {
     /// Advisory: the engine goes on renewing, and if a renewal succeeds, the tenure stays valid. A later call
     /// then waits for the next such moment.
     ///
-    /// It completes no later than [`lost`](Self::lost). Of a loss, a task that polls both sees this one complete first,
-    /// also when it is woken after the deadline. Of a hold that its holder gives up itself, both may complete at
-    /// once.
+    /// Once the mutex is lost, this and [`lost`](Self::lost) are both ready at the first poll. A task that is woken after
+    /// the deadline and has to stop its work before it handles the loss polls this one first:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> simba_core::Result<()> {
+    /// # let simba = simba_core::Simba::new(simba_core::MemoryBackend::new());
+    /// # let guard = simba.locker("orders").lock().await?;
+    /// # let tenure = guard.tenure();
+    /// # guard.release().await?;
+    /// tokio::select! {
+    ///     biased;
+    ///     () = tenure.expiring() => println!("stop the work"),
+    ///     loss = tenure.lost() => println!("lost: {loss}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     ///
@@ -200,27 +214,14 @@ impl Tenure {
         self.reached(when, told).await;
     }
 
-    /// Completes when the mutex is lost, with the reason; at the deadline at the latest, whatever hangs.
+    /// Completes when the mutex is lost, with the reason; at the deadline at the latest, whatever hangs. Ready at the
+    /// first poll if the mutex is lost already, so a loop may call it anew in every turn.
     ///
     /// # Cancel safety
     ///
     /// Only listens; drop it at any time.
     pub async fn lost(&self) -> Loss {
         self.over().await;
-        if self.inner.state.read(|state| state.closing.is_none()) {
-            // `expiring` is complete by now, but a task that polls both may have polled it just before. So this one is
-            // pending for another two polls: in the first of them `expiring` completes, in whatever order they come.
-            let mut polls = 0;
-            poll_fn(|context| {
-                polls += 1;
-                if polls > 2 {
-                    return Poll::Ready(());
-                }
-                context.waker().wake_by_ref();
-                Poll::Pending
-            })
-            .await;
-        }
         self.loss().unwrap_or(Loss::Deadline)
     }
 
@@ -356,6 +357,17 @@ impl Tenure {
     pub(crate) fn end_announced(&self, why: Loss) -> Loss {
         let announced = self.inner.state.read(|state| state.closing.clone());
         self.end(announced.unwrap_or(why))
+    }
+
+    /// Ends it because its driver was dropped, unless it is over already. Without work under way the reason is the one
+    /// that was announced, else `why`. Work under way has lost the mutex, whatever was announced.
+    pub(crate) fn abandon(&self, why: Loss) {
+        self.inner.state.update(|state| {
+            let announced = state.closing.clone().unwrap_or(why);
+            let why = if state.work == 0 { announced } else { Loss::Vanished };
+            let why = self.inner.verdict(state).unwrap_or(why);
+            state.ended.get_or_insert(why);
+        });
     }
 
     /// Completes when the end is announced or reached.

@@ -191,7 +191,9 @@ fn a_contender_is_notified_to_stop_while_the_store_hangs() {
     let switch = Switch::new();
     let weather = Arc::clone(&switch) as Arc<dyn Weather>;
     let backend = FaultyBackend::new(MemoryBackend::new(), SystemClock, weather);
-    let simba = Simba::new(backend).unwrap().with_lease(lease());
+    // Survives two seconds in which the machine stops.
+    let lease = Lease::new(ms(2_000), ms(3_000)).unwrap();
+    let simba = Simba::new(backend).unwrap().with_lease(lease);
     let (told, tells) = mpsc::channel();
     let contention = simba.contend(NAME).with_label("node-1").with_contender(Phases(told));
     contention.start().unwrap();
@@ -200,7 +202,9 @@ fn a_contender_is_notified_to_stop_while_the_store_hangs() {
     assert_eq!(contention.label(), Some("node-1"));
     switch.set(Passage::HANG);
     assert_eq!(tells.recv_timeout(LONG), Ok("expiring"));
-    assert_eq!(tells.recv_timeout(LONG), Ok("released"));
+    // A renewal that was on its way when the store hung may have come late, and the end was near once more.
+    let mut callbacks = std::iter::from_fn(|| tells.recv_timeout(LONG).ok());
+    assert_eq!(callbacks.find(|callback| *callback != "expiring"), Some("released"));
 }
 
 #[test]

@@ -1515,6 +1515,104 @@ impl Session for StubbornSession {
     }
 }
 
+/// Keeps what is logged on this thread.
+#[derive(Clone, Default)]
+struct ErrorLog(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for ErrorLog {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl ErrorLog {
+    fn start(&self) -> tracing::subscriber::DefaultGuard {
+        let log = self.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || log.clone());
+        tracing::subscriber::set_default(subscriber.finish())
+    }
+
+    fn errors(&self) -> Vec<String> {
+        let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        log.lines().filter(|line| line.contains("ERROR")).map(str::to_owned).collect()
+    }
+}
+
+/// A store that was restored from a backup: it gives smaller tokens from then on.
+#[derive(Clone, Debug)]
+struct Restored {
+    store: MemoryBackend,
+    set_back: Arc<AtomicBool>,
+}
+
+struct RestoredSession(Box<dyn Session>, Arc<AtomicBool>);
+
+#[async_trait]
+impl Backend for Restored {
+    fn name(&self) -> &'static str {
+        "restored"
+    }
+
+    async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
+        Ok(Box::new(RestoredSession(self.store.open(claim).await?, Arc::clone(&self.set_back))))
+    }
+}
+
+#[async_trait]
+impl Session for RestoredSession {
+    async fn contend(&mut self, prior: Prior) -> Result<Answer> {
+        let set_back = self.1.load(Ordering::SeqCst);
+        Ok(match self.0.contend(prior).await? {
+            Answer::Ours(mut ours) if set_back => {
+                ours.token = Some(FencingToken::new(0));
+                Answer::Ours(ours)
+            }
+            answer => answer,
+        })
+    }
+
+    async fn inspect(&mut self) -> Result<Option<Ownership>> {
+        self.0.inspect().await
+    }
+
+    async fn release(&mut self, _: Holding) -> Result<()> {
+        self.0.release(Holding::Unknown).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_that_went_back_are_refused_and_logged_once_with_the_fix() {
+    let log = ErrorLog::default();
+    let _logging = log.start();
+    let world = World::new();
+    let store = Restored { store: world.store.clone(), set_back: Arc::default() };
+    let simba = handle(store.clone(), 1, world.clock.clone());
+    let contention = simba.contend(MUTEX);
+    contention.start().unwrap();
+    for occurrence in 1..=2 {
+        let tenure = contention.acquired().await.unwrap();
+        store.set_back.store(true, Ordering::SeqCst);
+        assert_eq!(tenure.lost().await, Loss::Vanished);
+        timeout(secs(60), contention.acquired()).await.unwrap_err();
+        let errors = log.errors();
+        assert_eq!(errors.len(), occurrence, "{errors:?}");
+        let last = format!("the last tenure had token {}", tenure.token());
+        for part in [MUTEX, &last, "restored from an older state", "Fix: raise the token in the store"] {
+            assert!(errors[occurrence - 1].contains(part), "{part}: {errors:?}");
+        }
+        assert_eq!(contention.last_error().unwrap().kind(), ErrorKind::Protocol);
+        store.set_back.store(false, Ordering::SeqCst);
+    }
+    let tenure = contention.acquired().await.unwrap();
+    assert!(tenure.is_held(), "a greater token is accepted");
+    contention.stop().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_tenure_begins_under_the_token_of_the_one_before() {
     let world = World::new();

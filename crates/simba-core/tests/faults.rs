@@ -83,7 +83,7 @@ async fn row_04_a_blocked_runtime_cannot_hide_a_loss() {
     assert!(SystemClock.now() > deadline);
     assert_eq!(guard.remaining(), Duration::ZERO);
     assert_eq!(guard.expiring().now_or_never(), Some(()));
-    assert_eq!(guard.lost().await, Loss::Deadline);
+    assert_eq!(guard.lost().now_or_never(), Some(Loss::Deadline));
     assert_eq!(guard.deadline(), deadline, "what comes after is no renewal");
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
 }
@@ -337,6 +337,24 @@ fn row_09_a_runtime_that_ends_after_a_stop_is_no_loss() {
 }
 
 #[test]
+fn row_09_a_runtime_that_ends_under_a_guard_is_a_loss_even_after_a_shutdown_began() {
+    let simba = real(&MemoryBackend::new());
+    let runtime = single_thread();
+    let guard = runtime.block_on(simba.locker(NAME).lock()).unwrap();
+    let (acted, acts) = mpsc::channel();
+    guard.tenure().watchdog(move |loss| acted.send(loss).unwrap()).unwrap();
+    runtime.block_on(async {
+        let mut shutdown = Box::pin(simba.shutdown());
+        assert!(shutdown.as_mut().now_or_never().is_none());
+        guard.expiring().await;
+    });
+    assert!(guard.is_held(), "the shutdown waits for the guard");
+    drop(runtime);
+    assert_eq!(guard.tenure().loss(), Some(Loss::Vanished));
+    assert_eq!(acts.recv_timeout(HANGS), Ok(Loss::Vanished), "the watchdog acts");
+}
+
+#[test]
 fn row_09_a_shutdown_ends_while_a_contender_s_runtime_is_not_driven() {
     let (idle, driven) = (single_thread(), single_thread());
     let simba = real(&MemoryBackend::new());
@@ -345,7 +363,7 @@ fn row_09_a_shutdown_ends_while_a_contender_s_runtime_is_not_driven() {
         contention.start().unwrap();
         contention.acquired().await.unwrap();
     });
-    // One lease, which is a second.
+    // One lease, which is five seconds.
     driven.block_on(async { tokio::time::timeout(HANGS, simba.shutdown()).await.unwrap() });
 }
 
@@ -398,7 +416,7 @@ async fn row_46_a_resume_from_suspend_ends_the_hold_at_once() {
     assert!(!guard.is_held());
     assert_eq!(guard.remaining(), Duration::ZERO);
     assert_eq!(guard.expiring().now_or_never(), Some(()));
-    assert_eq!(guard.lost().await, Loss::Deadline);
+    assert_eq!(guard.lost().now_or_never(), Some(Loss::Deadline));
     assert_eq!(lost.await.unwrap(), Loss::Deadline, "who slept through it is woken");
     assert_eq!(world.age(), ms(100));
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);

@@ -13,7 +13,8 @@ use common::{CALL, DEADLINE, GRACE, NAME, TOTAL, TTL, World, lease, ms, pushed_l
 use futures_util::FutureExt;
 use simba_core::blocking;
 use simba_core::{
-    Clock, ErrorKind, FencingToken, Guard, Locker, Loss, MemoryBackend, Moment, MutexOwner, Result, Simba,
+    Answer, Backend, Claim, Clock, ErrorKind, FencingToken, Guard, Holding, Locker, Loss, MemoryBackend,
+    Moment, MutexOwner, Ownership, Prior, Result, Session, Simba, TokioClock, async_trait,
 };
 use simba_tck::{Call, Leg, Passage, SkewedClock, Switch};
 
@@ -910,4 +911,90 @@ async fn nothing_starts_after_a_shutdown() {
 /// A message that arrives this much later.
 const fn late(by: Duration) -> Passage {
     Passage { request: Leg::Delay(by), reply: Leg::Pass }
+}
+
+// ===== shutting down =====
+
+/// Grants three times the lease that was asked for, and notes when it is closed.
+#[derive(Debug)]
+struct Generous {
+    store: MemoryBackend,
+    closed: Arc<Mutex<Option<Moment>>>,
+    clock: TokioClock,
+}
+
+struct GenerousSession(Box<dyn Session>);
+
+#[async_trait]
+impl Backend for Generous {
+    fn name(&self) -> &'static str {
+        "generous"
+    }
+
+    async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
+        Ok(Box::new(GenerousSession(self.store.open(claim).await?)))
+    }
+
+    async fn close(&self) {
+        *self.closed.lock().unwrap() = Some(self.clock.now());
+    }
+}
+
+#[async_trait]
+impl Session for GenerousSession {
+    async fn contend(&mut self, prior: Prior) -> Result<Answer> {
+        Ok(match self.0.contend(prior).await? {
+            Answer::Ours(mut ours) => {
+                ours.remaining *= 3;
+                Answer::Ours(ours)
+            }
+            answer => answer,
+        })
+    }
+
+    async fn inspect(&mut self) -> Result<Option<Ownership>> {
+        self.0.inspect().await
+    }
+
+    async fn release(&mut self, holding: Holding) -> Result<()> {
+        self.0.release(holding).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_does_not_close_the_store_under_a_holder_that_was_granted_more_than_its_lease() {
+    let world = World::new();
+    let closed = Arc::new(Mutex::new(None));
+    let (clock, store) = (world.clock.clone(), world.store.clone());
+    let backend = Generous { store, closed: Arc::clone(&closed), clock: clock.clone() };
+    let simba = Simba::builder(Arc::new(backend)).clock(clock).lease(lease()).build();
+    let guard = simba.locker(NAME).lock().await.unwrap();
+    assert!(guard.remaining() > 2 * TOTAL, "{:?}", guard.remaining());
+    simba.shutdown().await;
+    assert_eq!(guard.tenure().loss(), Some(Loss::Deadline));
+    let closed = closed.lock().unwrap().unwrap();
+    assert!(closed >= guard.deadline(), "closed at {closed:?}, held until {:?}", guard.deadline());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_whose_session_opens_after_a_shutdown_began_sends_no_call() {
+    for waits in [false, true] {
+        let world = World::new();
+        let (simba, weather) = world.handle();
+        weather.once(Call::Open, Passage { request: Leg::Delay(CALL / 2), reply: Leg::Pass });
+        let contention = simba.contend(NAME);
+        let locker = simba.locker(NAME);
+        let mut lock = Box::pin(locker.lock());
+        if waits {
+            assert!(lock.as_mut().now_or_never().is_none());
+        } else {
+            contention.start().unwrap();
+        }
+        world.pass(CALL / 4).await;
+        assert_eq!(weather.count(Call::Open), 1);
+        simba.shutdown().await;
+        assert_eq!(lock.await.unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(weather.count(Call::Contend), 0);
+        world.assert_empty().await;
+    }
 }

@@ -227,6 +227,29 @@ async fn an_owner_whose_lease_has_ended_is_unknown_until_the_next_look() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_change_to_an_owner_whose_lease_has_ended_since_is_unknown_until_it_is_seen_again() {
+    let world = World::new();
+    let (holder, watcher) = (world.peer(1), world.peer(2));
+    let guard = holder.locker().lock().await.unwrap();
+    let seldom = watcher.simba.with_lease(lease().with_poll(secs(30)).unwrap());
+    let mut observer = seldom.observe(MUTEX).unwrap();
+    sleep(ms(10)).await;
+    assert!(matches!(observer.view(), View::Owned(_)));
+    // The next look takes until after the end of the lease that the first one saw.
+    watcher.switch.set(Passage { request: Leg::Pass, reply: Leg::Delay(CALL_LIMIT / 2) });
+    let end = Moment::ZERO + LEASE;
+    world.clock.sleep_until(end + ms(50)).await;
+    assert_eq!(observer.changed().await.unwrap(), View::Unknown { since: end });
+    // The holder has renewed all along.
+    let owner = owned(&mut observer).await;
+    assert_eq!(owner.token, Some(guard.token()));
+    assert!(owner.has_owner(world.now()));
+    assert_quiet(&mut observer).await;
+    guard.release().await.unwrap();
+    assert_eq!(observer.changed().await.unwrap(), View::Vacant);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_store_that_refuses_is_asked_at_most_twice_a_second() {
     for seed in 0..20 {
         let world = World::new();

@@ -279,44 +279,47 @@ async fn a_leader_that_steps_down_stays_away_for_its_cooldown() {
     }
 }
 
-/// A task that polls both futures in an order that changes from poll to poll.
-async fn first_of(tenure: simba_core::Tenure) -> &'static str {
-    tokio::select! {
-        () = tenure.expiring() => "expiring",
-        _ = tenure.lost() => "lost",
-    }
-}
-
 #[tokio::test(start_paused = true)]
-async fn a_task_that_wakes_up_after_the_deadline_sees_expiring_before_lost() {
-    for _ in 0..100 {
-        let world = World::new();
-        let clock = SkewedClock::new(world.clock.clone());
-        let simba = world.builder(Switch::new()).clock(clock.clone()).build();
-        let guard = simba.locker(NAME).lock().await.unwrap();
-        let asleep = tokio::spawn(first_of(guard.tenure()));
-        settled().await;
-        clock.jump(TOTAL);
-        let late = tokio::spawn(first_of(guard.tenure()));
-        assert_eq!((asleep.await.unwrap(), late.await.unwrap()), ("expiring", "expiring"));
-        assert_eq!(guard.lost().await, Loss::Deadline);
-        assert_eq!(world.age(), Duration::ZERO, "at once");
+async fn a_task_that_polls_expiring_first_sees_it_before_lost_after_the_deadline() {
+    async fn first_of(tenure: simba_core::Tenure) -> &'static str {
+        tokio::select! {
+            biased;
+            () = tenure.expiring() => "expiring",
+            _ = tenure.lost() => "lost",
+        }
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_standstill_between_the_polls_of_both_hides_no_expiring() {
     let world = World::new();
     let clock = SkewedClock::new(world.clock.clone());
     let simba = world.builder(Switch::new()).clock(clock.clone()).build();
     let guard = simba.locker(NAME).lock().await.unwrap();
-    let (mut expiring, mut lost) = (Box::pin(guard.expiring()), Box::pin(guard.lost()));
-    assert!(expiring.as_mut().now_or_never().is_none());
+    let asleep = tokio::spawn(first_of(guard.tenure()));
+    settled().await;
     clock.jump(TOTAL);
-    assert!(lost.as_mut().now_or_never().is_none(), "the task has not seen that it should stop");
-    assert!(lost.as_mut().now_or_never().is_none(), "whichever is polled first");
-    assert!(expiring.now_or_never().is_some());
-    assert_eq!(lost.now_or_never(), Some(Loss::Deadline));
+    let late = tokio::spawn(first_of(guard.tenure()));
+    assert_eq!((asleep.await.unwrap(), late.await.unwrap()), ("expiring", "expiring"));
+    assert_eq!(world.age(), Duration::ZERO, "at once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loop_that_calls_lost_anew_sees_the_loss_beside_a_branch_that_is_always_ready() {
+    let world = World::new();
+    let clock = SkewedClock::new(world.clock.clone());
+    let simba = world.builder(Switch::new()).clock(clock.clone()).build();
+    let guard = simba.locker(NAME).lock().await.unwrap();
+    let mut turns = 0;
+    let loss = loop {
+        tokio::select! {
+            biased;
+            loss = guard.lost() => break loss,
+            () = std::future::ready(()) => turns += 1,
+        }
+        assert!(turns <= 10, "the loss is never seen");
+        if turns == 10 {
+            clock.jump(TOTAL);
+        }
+    };
+    assert_eq!((loss, turns), (Loss::Deadline, 10));
+    assert_eq!(guard.tenure().lost().now_or_never(), Some(Loss::Deadline));
 }
 
 // ===== work =====

@@ -113,7 +113,7 @@ impl Watch {
         // The kernel's word that there is nobody left, since orphans become our children.
         // A command that ended early leaves time until the deadline, which a busy machine may need.
         let limit = REAPING.max(self.kill.saturating_since(SystemClock.now()));
-        let felled = fell(getpid(), &Spared::default(), limit, || self.deaths.is_alone());
+        let all_ended = fell(getpid(), &Spared::default(), limit, || self.deaths.is_alone());
         if let Some(group) = self.back_to {
             // `simba` may be killed or stopped, and who waits for it wants to read.
             Terminal::find().give_back(self.command, group);
@@ -125,7 +125,7 @@ impl Watch {
             report(&self.line, outcome);
         }
         let clean = Report::Clean { overdue: self.overdue };
-        report(&self.line, if felled { clean } else { Report::Unclean });
+        report(&self.line, if all_ended { clean } else { Report::Unclean });
         Ok(())
     }
 
@@ -181,7 +181,7 @@ impl Watch {
         Ok(Next::On)
     }
 
-    /// Signals the command and what is left in its group; what stands still goes on to hear it.
+    /// Signals the command and what is left in its group. What is stopped is continued, so that it handles the signal.
     fn signal(&self, signal: Signal) {
         let _ = kill_process_group(self.command, signal);
         if matches!(signal, Signal::TERM | Signal::HUP) {
@@ -235,7 +235,7 @@ impl Watch {
 
     // ===== the command =====
 
-    /// Reads how the command stands; returns whether it has ended. Calls `stopped` if it stands still.
+    /// Reads the state of the command; returns whether it has ended. Calls `stopped` if it is stopped.
     fn read_deaths(&mut self, stopped: fn(&UnixStream)) -> bool {
         for (pid, status) in self.deaths.take() {
             // The others are what it left behind, and only had to be reaped.
@@ -271,7 +271,7 @@ fn report(mut line: &UnixStream, report: Report) {
     let _ = line.write_all(report.to_line().as_bytes());
 }
 
-/// Reports that the command stands still, if there is room: a `simba` that does not read, and a command that
+/// Reports that the command is stopped, if there is room: a `simba` that does not read, and a command that
 /// stops again and again, must not keep the guard from its work.
 fn report_stop(line: &UnixStream) {
     let _ = send(line, Report::Stopped.to_line().as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);

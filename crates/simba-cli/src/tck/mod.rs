@@ -2,6 +2,7 @@
 
 mod store;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::panic;
 use std::process::ExitCode;
@@ -11,7 +12,8 @@ use serde_json::json;
 use simba_mutex::ConnectUrl;
 use simba_tck::{CASE_LIMIT, Case, cases};
 use tokio::runtime::Builder;
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::error::Elapsed;
 
 use crate::args::TckArgs;
 use crate::failure::{Failure, Outcome, code};
@@ -104,34 +106,44 @@ fn title(case: &Case) -> String {
 /// Runs them some at a time, and shows each as it ends if wanted.
 async fn run_all(store: &Store, wanted: Vec<Case>, shown: bool) -> Vec<(Case, Verdict)> {
     let said = hush();
-    let (mut running, mut waiting, mut results) = (JoinSet::new(), wanted.into_iter(), Vec::new());
+    let (mut tasks, mut running, mut results) = (JoinSet::new(), HashMap::new(), Vec::new());
+    let mut waiting = wanted.into_iter();
     loop {
-        while running.len() < AT_ONCE
+        while tasks.len() < AT_ONCE
             && let Some(case) = waiting.next()
         {
-            let (store, said) = (store.clone(), Arc::clone(&said));
-            running.spawn(async move { (case, check(case, store, &said).await) });
+            let store = store.clone();
+            let run = async move { tokio::time::timeout(CASE_LIMIT, case.run(&store)).await };
+            running.insert(tasks.spawn(run).id(), case);
         }
-        let Some(ended) = running.join_next().await else { return results };
-        // A task of ours neither panics nor is cancelled.
-        let Ok((case, verdict)) = ended else { continue };
-        if shown {
-            show(&case, &verdict);
+        let Some(ended) = tasks.join_next_with_id().await else { break };
+        let (task, verdict) = judge(ended, &said);
+        if let Some(case) = running.remove(&task) {
+            if shown {
+                show(&case, &verdict);
+            }
+            results.push((case, verdict));
         }
-        results.push((case, verdict));
     }
+    results
 }
 
-async fn check(case: Case, store: Store, said: &Mutex<Vec<String>>) -> Verdict {
-    let checked = tokio::spawn(async move { tokio::time::timeout(CASE_LIMIT, case.run(&store)).await });
-    match checked.await {
-        Ok(Ok(simba_tck::Outcome::Skipped(reason))) => Verdict::Skipped(reason),
-        Ok(Ok(_)) => Verdict::Kept,
-        Ok(Err(_)) => Verdict::Broken(format!("it does not end within {} s", CASE_LIMIT.as_secs())),
-        Err(_) => {
-            let complaint = said.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            Verdict::Broken(complaint.unwrap_or_else(|| "it panicked".into()))
+/// How the task of a case ended: on time or not, by a panic, or cancelled.
+type Ended = Result<(Id, Result<simba_tck::Outcome, Elapsed>), JoinError>;
+
+/// Judges the case of a task. One without a result is broken.
+fn judge(ended: Ended, said: &Mutex<Vec<String>>) -> (Id, Verdict) {
+    match ended {
+        Ok((task, Ok(simba_tck::Outcome::Skipped(reason)))) => (task, Verdict::Skipped(reason)),
+        Ok((task, Ok(_))) => (task, Verdict::Kept),
+        Ok((task, Err(_))) => {
+            (task, Verdict::Broken(format!("it does not end within {} s", CASE_LIMIT.as_secs())))
         }
+        Err(error) if error.is_panic() => {
+            let complaint = said.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            (error.id(), Verdict::Broken(complaint.unwrap_or_else(|| "it panicked".into())))
+        }
+        Err(error) => (error.id(), Verdict::Broken("it was cancelled".into())),
     }
 }
 
@@ -158,4 +170,22 @@ fn hush() -> Arc<Mutex<Vec<String>>> {
         kept.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }));
     said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_case_that_panics_or_is_cancelled_is_broken() {
+        let said = Mutex::new(vec!["a promise is broken".to_owned()]);
+        let mut tasks = JoinSet::<Result<simba_tck::Outcome, Elapsed>>::new();
+        let panicked = tasks.spawn(async { panic!("a promise is broken") }).id();
+        let ended = tasks.join_next_with_id().await.unwrap_or_else(|| panic!("it runs"));
+        assert_eq!(judge(ended, &said), (panicked, Verdict::Broken("a promise is broken".into())));
+        let cancelled = tasks.spawn(std::future::pending());
+        cancelled.abort();
+        let ended = tasks.join_next_with_id().await.unwrap_or_else(|| panic!("it runs"));
+        assert_eq!(judge(ended, &said), (cancelled.id(), Verdict::Broken("it was cancelled".into())));
+    }
 }

@@ -59,6 +59,8 @@ pub(crate) struct Driver {
     failing_since: Option<Moment>,
     /// The last call got no reply at all: requests may arrive where no reply comes back from.
     deaf: bool,
+    /// It was logged that the tokens of the store went back, and no tenure has begun since.
+    token_reported: bool,
     random: fastrand::Rng,
 }
 
@@ -125,8 +127,7 @@ impl Driver {
         let begins = Box::pin(async move {
             driver.follow(before).await;
             // A lock that was given up before its first call makes none.
-            let over = driver.link.is_stopped() || driver.core.closing.has_begun();
-            let first = if over { Ok(Flow::On) } else { driver.attempt().await };
+            let first = if driver.is_stopped() { Ok(Flow::On) } else { driver.attempt().await };
             Begun { driver, first }
         });
         Ok(Some(Ride::new(Arc::clone(core), Rider::new(begins, runtime, core.token()))))
@@ -164,6 +165,7 @@ impl Driver {
             tenure: None,
             failing_since: None,
             deaf: false,
+            token_reported: false,
             random,
         }
     }
@@ -220,6 +222,11 @@ impl Driver {
         self.lose_expired(began)?;
         if let Err(error) = self.open(began).await {
             return self.failed(began, error);
+        }
+        // The store may have taken long to open the session. A call that is sent now could win the mutex for a handle
+        // that is about to close its connections.
+        if !self.machine.is_holding() && self.is_stopped() {
+            return Ok(Flow::On);
         }
         if self.deaf && !self.machine.is_holding() {
             // Boxed: seldom, as above.
@@ -289,6 +296,7 @@ impl Driver {
                     self.machine.forget(now);
                     return self.lose(Loss::Deadline, MutexOwner::none());
                 }
+                self.core.held_until(grant.deadline);
             }
             Step::Lost(loss) => return self.lose(loss, owner),
             Step::Replaced(loss, grant) => {
@@ -343,6 +351,11 @@ impl Driver {
         }
         self.link.fail(Some(error));
         Ok(Flow::On)
+    }
+
+    /// Whether the handle asked for the end, or a shutdown has begun.
+    fn is_stopped(&self) -> bool {
+        self.link.is_stopped() || self.core.closing.has_begun()
     }
 
     fn owner(&self, sent: Moment, answer: &Answer) -> MutexOwner {
@@ -425,6 +438,8 @@ impl Driver {
         };
         tracing::debug!(%mutex, %contender, token = grant.token.get(), "acquired");
         telemetry::acquired(self.core.backend.name());
+        self.token_reported = false;
+        self.core.held_until(grant.deadline);
         let tenure = Tenure::new(Arc::clone(&self.core.clock), terms);
         self.tenure = Some(tenure.clone());
         self.link.publish(tenure, owner);
@@ -492,7 +507,11 @@ impl Driver {
         // Without an answer the lease runs out, and the new contender finds it held until then.
         let _ = self.leave().await;
         self.begin_anew(self.core.clock.now());
-        self.failed(sent, old_token(token))
+        let error = old_token(token, self.machine.last_token());
+        if !std::mem::replace(&mut self.token_reported, true) {
+            tracing::error!(mutex = %self.mutex, backend = self.core.backend.name(), %error, "the mutex is refused");
+        }
+        self.failed(sent, error)
     }
 
     /// Contends as another, under a new id and with a new session, from `due` on. A release that was repeated
@@ -542,9 +561,7 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         if let Some(tenure) = self.tenure.take() {
-            // A holder that was asked to give the mutex up has not lost it.
-            let stopped = self.link.is_stopped() || self.core.closing.has_begun();
-            tenure.end_announced(if stopped { Loss::Released } else { Loss::Vanished });
+            tenure.abandon(if self.is_stopped() { Loss::Released } else { Loss::Vanished });
         }
         if !self.link.is_done() {
             let error = Error::new(ErrorKind::Closed, "the runtime ended before the contender did");
@@ -583,10 +600,12 @@ fn new_id(label: Option<&Label>) -> ContenderId {
     label.map_or_else(ContenderId::generate, ContenderId::labelled)
 }
 
-fn old_token(token: FencingToken) -> Error {
+fn old_token(token: FencingToken, last: FencingToken) -> Error {
     let message = format!(
-        "the store gave the mutex under token {token}, which is not greater than that of the last tenure: it was \
-         restored from an older state, or breaks the contract of backends"
+        "the store gave the mutex under token {token}, but the last tenure had token {last}: the store was restored from \
+         an older state, or breaks the contract of backends. This contender does not hold the mutex until the store \
+         gives a greater token than {last}. Fix: raise the token in the store, or restart this process if no resource \
+         has seen token {last}"
     );
     Error::new(ErrorKind::Protocol, message)
 }

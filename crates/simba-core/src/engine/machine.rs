@@ -263,6 +263,11 @@ impl Machine {
         self.prior == Prior::Nothing
     }
 
+    /// Returns the token of the last tenure, or zero if there was none.
+    pub(crate) fn last_token(&self) -> FencingToken {
+        self.last.unwrap_or(FencingToken::new(0))
+    }
+
     pub(crate) const fn max_hold(&self) -> Option<Duration> {
         self.max_hold
     }

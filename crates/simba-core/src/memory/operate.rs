@@ -2,7 +2,7 @@ use async_trait::async_trait;
 
 use super::backend::MemoryBackend;
 use crate::error::Result;
-use crate::operate::{EvictIf, Eviction, MutexRecord, Operate, Probe};
+use crate::operate::{EvictIf, Eviction, Finding, MutexRecord, Operate, Probe};
 use crate::types::MutexName;
 
 #[async_trait]
@@ -23,6 +23,10 @@ impl Operate for MemoryBackend {
         let clock = self.store().clock();
         let before = clock.now();
         self.store().list();
-        Ok(Probe { server: "memory".into(), round_trip: clock.now() - before, findings: Vec::new() })
+        let alone = Finding::new(
+            "only this process sees these mutexes: another one holds them at the same time",
+            "use sqlite:PATH on one host, or a server",
+        );
+        Ok(Probe { server: "memory".into(), round_trip: clock.now() - before, findings: vec![alone] })
     }
 }

@@ -86,7 +86,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] with the line and the cure. No value is repeated: it may be a secret.
+    /// [`ErrorKind::Config`] with the line and the fix. No value is repeated: it may be a secret.
     pub fn file(self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(|error| {
@@ -136,8 +136,15 @@ impl Config {
             }
         }
         for name in unreadable {
-            if let Variable::Setting(_) = variables::classify(&name) {
-                self.refused.insert(name, "the value is not UTF-8".into());
+            match variables::classify(&name) {
+                Variable::Setting(_) => {
+                    self.refused.insert(name, "the value is not UTF-8".into());
+                }
+                Variable::Misspelt(meant) => self.refuse_misspelt(name, &meant),
+                Variable::Unknown => {
+                    self.unknown.insert(name);
+                }
+                Variable::Other => {}
             }
         }
         self.variables(readable)
@@ -151,12 +158,7 @@ impl Config {
                 Variable::Setting(key) => {
                     self.settings.insert(key, Setting { value, origin: Origin::Environment(name) });
                 }
-                Variable::Misspelt(meant) => {
-                    let reason = format!(
-                        "there is no such variable; probably {meant} is meant: rename it, or unset it"
-                    );
-                    self.refused.insert(name, reason);
-                }
+                Variable::Misspelt(meant) => self.refuse_misspelt(name, &meant),
                 Variable::Unknown => {
                     self.unknown.insert(name);
                 }
@@ -181,7 +183,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] for a value that is none or contradicts another, with its line and the cure, and for a
+    /// [`ErrorKind::Config`] for a value that is none or contradicts another, with its line and the fix, and for a
     /// variable that is probably misspelt.
     pub fn resolve(&self) -> Result<Settings> {
         if let Some((name, reason)) = self.refused.first_key_value() {
@@ -237,6 +239,11 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    fn refuse_misspelt(&mut self, name: String, meant: &str) {
+        let reason = format!("there is no such variable; probably {meant} is meant: rename it, or unset it");
+        self.refused.insert(name, reason);
     }
 
     fn put(&mut self, store: Option<&'static str>, name: &'static str, value: &str, origin: Origin) {
