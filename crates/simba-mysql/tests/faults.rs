@@ -310,13 +310,13 @@ async fn hand_over(calls: &mut [impl Future<Output = simba_core::Result<Answer>>
 /// A hundred renewals share a statement that gets no reply, in time or at all. The next tries share statements too:
 /// one by one they would take a hundred round trips or more.
 async fn renewals_without_a_reply_are_made_good_together(on: Product) {
-    let connection = on.fixture().with_keys("connections=1").connect().await;
-    let network = &connection.network;
+    let proxy = FaultProxy::start(on.shared().await).await.unwrap();
+    let backend = common::connect(&format!("{}?connections=1", common::least_url(proxy.address()))).await;
     let lease = Lease::new(9 * SECOND, 60 * SECOND).unwrap();
     let mut sessions = Vec::new();
     for _ in 0..101 {
         let claim = Claim::new(common::name("together"), ContenderId::generate(), lease);
-        sessions.push(connection.backend.open(claim).await.unwrap());
+        sessions.push(backend.open(claim).await.unwrap());
     }
     let tokens: Vec<_> = contend_all(&mut sessions, Prior::Nothing)
         .await
@@ -325,19 +325,19 @@ async fn renewals_without_a_reply_are_made_good_together(on: Product) {
         .collect();
     for is_cut in [false, true] {
         // The others queue up behind a call that is kept back, so they go out together.
-        let mut first = network.hold_next_request().unwrap();
+        let mut first = proxy.hold_next_request();
         let mut calls: Vec<_> = sessions.iter_mut().map(|session| session.contend(Prior::Held)).collect();
         hand_over(&mut calls[..1]).await;
         first.caught().await;
         hand_over(&mut calls[1..]).await;
         // So long that the connection counts as slow, and no statement is prepared on it.
         sleep(ms(100)).await;
-        let mut batch = network.hold_next_request().unwrap();
+        let mut batch = proxy.hold_next_request();
         first.deliver();
         batch.caught().await;
-        let mut before = network.requests();
+        let mut before = proxy.requests();
         if is_cut {
-            network.cut();
+            proxy.cut();
         }
         let mut answers = Vec::new();
         for call in calls {
@@ -349,13 +349,13 @@ async fn renewals_without_a_reply_are_made_good_together(on: Product) {
                 "no reply within the limit"
             );
             // It is carried out although nobody waits for it any more.
-            batch.deliver();
-            before = network.requests();
+            deliver(&proxy, batch).await;
+            before = proxy.requests();
             answers = contend_all(&mut sessions, Prior::Held).await;
         }
         let renewed: Vec<_> = answers.into_iter().map(|answer| token(answer.unwrap())).collect();
         assert_eq!(renewed, tokens, "a renewal keeps its token");
-        let requests = network.requests() - before;
+        let requests = proxy.requests() - before;
         assert!(requests < 40, "{requests} requests for a hundred renewals");
     }
 }
