@@ -217,15 +217,21 @@ async fn row_37_a_frozen_transaction_costs_its_own_mutex_only(on: Product) {
     simba.shutdown().await;
 }
 
-/// Row 37: a peer stands still with 248 rows locked. Each of them is asked for again and again, through the connection
-/// that renews the other mutexes.
+/// Row 37: a peer stands still with 120 rows locked. Their holders have long leases, and wait long for an answer. Others
+/// with a shorter lease share their connection.
 async fn row_37_many_locked_rows_cost_no_other_mutex(on: Product) {
     let connection = on.fixture().with_keys("connections=1").connect().await;
-    // MySQL waits for a locked row for a second, whatever it is told.
-    let lease = Lease::new(6 * SECOND, 6 * SECOND).unwrap();
-    let simba = Simba::builder(connection.backend).lease(lease).build();
-    let names: Vec<MutexName> = (0..256).map(|_| common::name("row37")).collect();
-    let contentions: Vec<_> = names.iter().map(|name| simba.contend(name.clone())).collect();
+    let simba = Simba::builder(connection.backend).build();
+    let long = Lease::new(30 * SECOND, 30 * SECOND).unwrap().with_renew_at(2 * SECOND).unwrap();
+    // MySQL waits for a locked row for a second, whatever it is told: a third of the ttl must be longer.
+    let short = Lease::new(6 * SECOND, 3 * SECOND).unwrap();
+    let names: Vec<MutexName> = (0..128).map(|_| common::name("row37")).collect();
+    let lease_of = |at: usize| if at < 8 { short } else { long };
+    let contentions: Vec<_> = names
+        .iter()
+        .enumerate()
+        .map(|(at, name)| simba.contend(name.clone()).with_lease(lease_of(at)))
+        .collect();
     contentions.iter().for_each(|contention| contention.start().unwrap());
     let mut tenures = Vec::new();
     for contention in &contentions {
