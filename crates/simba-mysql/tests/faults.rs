@@ -224,7 +224,7 @@ async fn row_37_many_locked_rows_cost_no_other_mutex(on: Product) {
     let simba = Simba::builder(connection.backend).build();
     let long = Lease::new(30 * SECOND, 30 * SECOND).unwrap().with_renew_at(2 * SECOND).unwrap();
     // MySQL waits for a locked row for a second, whatever it is told: a third of the ttl must be longer.
-    let short = Lease::new(6 * SECOND, 3 * SECOND).unwrap();
+    let short = Lease::new(5 * SECOND, 2 * SECOND).unwrap();
     let names: Vec<MutexName> = (0..128).map(|_| common::name("row37")).collect();
     let lease_of = |at: usize| if at < 8 { short } else { long };
     let contentions: Vec<_> = names
