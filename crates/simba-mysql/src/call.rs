@@ -112,6 +112,7 @@ impl Call<'_> {
         let mutex = vec![self.party.mutex()];
         let _: Vec<(u8,)> = self.link.query(self.limit(), &self.site.statements.unlocked, mutex).await?;
         self.party.standing().unlocked();
+        self.site.note_unlocked(&self.party.claim.mutex);
         Ok(())
     }
 

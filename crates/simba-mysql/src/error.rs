@@ -105,7 +105,7 @@ pub(crate) fn closed() -> Error {
 }
 
 /// Errors of TLS come as what went wrong with the bytes.
-fn is_tls(error: &std::io::Error) -> bool {
+pub(crate) fn is_tls(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::InvalidData
 }
 

@@ -3,17 +3,19 @@
 
 use std::collections::HashSet;
 use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Value};
-use simba_core::{Error, ErrorKind, Moment, Result, within};
-use simba_net::Backoff;
+use mysql_async::{Conn, IoError, Opts, OptsBuilder, Value};
+use simba_core::{Clock, Error, ErrorKind, Moment, Result, within};
+use simba_net::{Backoff, first_to_answer};
+use tokio::net::lookup_host;
 
-use crate::error::{Fault, NAME, fault, unreached};
+use crate::error::{Fault, NAME, fault, is_tls, unreached};
 use crate::row::{Columns, Row};
 use crate::server_clock::Reading;
 use crate::site::Site;
@@ -128,7 +130,7 @@ impl Link {
 
     async fn connect(&self) -> Result<Conn> {
         let limit = self.site.config.connect_timeout;
-        match within(&*self.site.clock, limit, Conn::new(self.site.opts())).await {
+        match within(&*self.site.clock, limit, dial(&self.site)).await {
             Some(connected) => connected.map_err(|error| unreached(error, self.site.statements.table())),
             None => Err(unanswered("no connection to the server", limit)),
         }
@@ -303,6 +305,36 @@ impl Link {
     }
 }
 
+/// Connects and logs in at the first address of the host that answers.
+async fn dial(site: &Site) -> mysql_async::Result<Conn> {
+    let opts = site.opts();
+    if opts.socket().is_some() {
+        return Conn::new(opts).await;
+    }
+    let addresses: Vec<_> = lookup_host((opts.ip_or_hostname(), opts.tcp_port())).await?.collect();
+    dial_any(&opts, addresses, site.config.connect_timeout, &*site.clock).await
+}
+
+/// The driver itself would try one address after the other, and an address that does not answer would use up the limit.
+async fn dial_any(
+    opts: &Opts,
+    addresses: Vec<SocketAddr>,
+    limit: Duration,
+    clock: &dyn Clock,
+) -> mysql_async::Result<Conn> {
+    let connect = |address: SocketAddr| {
+        let there = OptsBuilder::from_opts(opts.clone()).resolved_ips(Some(vec![address.ip()]));
+        async move {
+            match Conn::new(there).await {
+                Err(mysql_async::Error::Io(IoError::Io(error))) if !is_tls(&error) => Err(error),
+                // A server that refuses the user or the certificate has answered.
+                answered => Ok(answered),
+            }
+        }
+    };
+    first_to_answer(addresses, limit, clock, connect).await?
+}
+
 /// Where a text is, for as long as it lives.
 fn place(text: &str) -> usize {
     text.as_ptr() as usize
@@ -348,4 +380,42 @@ pub(crate) fn foreign_shape(site: &Site) -> Error {
         site.statements.table()
     );
     Error::new(ErrorKind::Config, message).with_backend(NAME)
+}
+
+#[cfg(test)]
+mod tests {
+    use simba_core::SystemClock;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::{TcpListener, TcpSocket};
+
+    use super::*;
+
+    /// The packet by which a server refuses a connection because it has too many: error 1040.
+    const REFUSAL: &[u8] = b"\x0b\x00\x00\x00\xff\x10\x04too many";
+
+    /// A listener with a full backlog leaves a connect without an answer.
+    #[tokio::test]
+    async fn an_address_that_does_not_answer_keeps_no_other_from_being_tried() {
+        let answering = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = answering.local_addr().unwrap();
+        let silent = SocketAddr::from(([127, 0, 0, 2], address.port()));
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(silent).unwrap();
+        let listener = socket.listen(0).unwrap();
+        let fills = std::net::TcpStream::connect(silent).unwrap();
+        tokio::spawn(async move {
+            let (mut stream, _) = answering.accept().await.unwrap();
+            stream.write_all(REFUSAL).await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        let opts = OptsBuilder::default().ip_or_hostname("db.example").tcp_port(address.port());
+        let (opts, limit) = (Opts::from(opts.prefer_socket(false)), Duration::from_secs(20));
+        let dialed = dial_any(&opts, vec![silent, address], limit, &SystemClock);
+        let answer = within(&SystemClock, limit, dialed).await.expect("the second address is tried");
+        assert!(
+            matches!(&answer, Err(mysql_async::Error::Server(error)) if error.code == 1040),
+            "{answer:?}"
+        );
+        drop((listener, fills));
+    }
 }

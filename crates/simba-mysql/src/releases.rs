@@ -39,7 +39,7 @@ impl Worker {
             Err(fault @ (Fault::Locked(_) | Fault::Refused(_))) => {
                 jobs.iter().for_each(undone);
                 if let Fault::Locked(_) = fault {
-                    self.mark_locked(&jobs).await;
+                    drop(self.mark_locked(&jobs).await);
                 }
                 self.serve_all(jobs).await;
             }

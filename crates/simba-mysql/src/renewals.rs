@@ -13,6 +13,9 @@ use crate::row::Row;
 use crate::statements::BATCH;
 use crate::worker::{Job, Worker};
 
+/// How often a batch goes out before what is left of it is renewed one by one.
+const SHARED_TRIES: usize = 3;
+
 impl Worker {
     /// Renews all of them, by as few statements as their leases allow.
     pub(crate) async fn renew_all(&mut self, jobs: Vec<Job>) {
@@ -21,61 +24,97 @@ impl Worker {
         }
     }
 
-    /// Renews a batch of equal leases. If a peer has locked rows of it, the others go out again without them, and
-    /// those rows are renewed one by one, last.
+    /// Renews a batch of equal leases by one statement. If a peer has locked rows of it, or its reply is lost, the
+    /// others go out again together. Rows that are locked or not as expected are renewed one by one, last.
     async fn renew_together(&mut self, jobs: Vec<Job>) {
         let (mut jobs, mut apart) = (jobs, Vec::new());
-        if jobs.len() > 1 {
+        for _ in 0..SHARED_TRIES {
+            if jobs.len() > 1 && self.link.ready().await.is_ok() {
+                jobs = self.set_apart(jobs, &mut apart).await;
+            }
+            if jobs.len() <= 1 {
+                break;
+            }
             match self.send_renewals(&jobs).await {
+                Ok(written) if written.rows == jobs.len() as u64 => jobs.drain(..).for_each(renewed),
+                Ok(_) => self.sort_out_renewals(std::mem::take(&mut jobs)).await,
+                Err(Fault::Lost(_)) => {}
+                Err(Fault::Overdue(_)) => jobs.iter().for_each(suspect),
                 Err(Fault::Locked(_)) => {
                     jobs.iter().for_each(undone);
-                    self.mark_locked(&jobs).await;
-                    (apart, jobs) = jobs.into_iter().partition(|job| job.party.standing().suspect);
+                    jobs.iter().for_each(suspect);
                 }
-                sent => return self.settle_renewals(jobs, sent).await,
+                Err(Fault::Late(error)) => late(std::mem::take(&mut jobs), &error),
+                Err(Fault::Demoted(error)) => {
+                    jobs.iter().for_each(undone);
+                    jobs.drain(..).for_each(|job| job.fail(error.clone()));
+                }
+                Err(Fault::Refused(_)) => {
+                    // One of them may be at fault: its own error is for it alone.
+                    jobs.iter().for_each(undone);
+                    break;
+                }
             }
         }
-        if jobs.len() > 1 {
-            let sent = self.send_renewals(&jobs).await;
-            self.settle_renewals(jobs, sent).await;
-        } else {
-            self.serve_all(jobs).await;
-        }
+        self.serve_all(jobs).await;
         self.serve_all(apart).await;
     }
 
-    /// Answers renewals that went out together.
-    async fn settle_renewals(&mut self, jobs: Vec<Job>, sent: Result<Written, Fault>) {
-        match sent {
-            Ok(written) if written.rows == jobs.len() as u64 => jobs.into_iter().for_each(renewed),
-            Ok(_) => self.sort_out_renewals(jobs).await,
-            Err(Fault::Lost(_) | Fault::Overdue(_)) => self.serve_all(jobs).await,
-            Err(Fault::Late(error)) => late(jobs, &error),
-            Err(Fault::Demoted(error)) => {
-                jobs.iter().for_each(undone);
-                jobs.into_iter().for_each(|job| job.fail(error.clone()));
-            }
-            Err(Fault::Locked(_) | Fault::Refused(_)) => {
-                // One of them may be at fault: its own error is for it alone.
-                jobs.iter().for_each(undone);
-                self.serve_all(jobs).await;
+    /// Returns the jobs that can share a statement. Those whose rows a peer has locked, or whose rows our own writes
+    /// do not account for, go to `apart`.
+    async fn set_apart(&mut self, jobs: Vec<Job>, apart: &mut Vec<Job>) -> Vec<Job> {
+        let is_suspect = |job: &Job| job.party.standing().suspect;
+        let (suspects, mut ready): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(is_suspect);
+        if !suspects.is_empty() {
+            match self.mark_locked(&suspects).await {
+                // Each of them would wait as long for an answer of its own.
+                Err(Fault::Late(error)) => late(suspects, &error),
+                Ok(()) | Err(_) => {
+                    let (locked, unlocked): (Vec<Job>, Vec<Job>) = suspects.into_iter().partition(is_suspect);
+                    apart.extend(locked);
+                    ready.extend(unlocked);
+                }
             }
         }
+        let (unsure, mut ready): (Vec<Job>, Vec<Job>) =
+            ready.into_iter().partition(|job| job.party.standing().doubtful().is_some());
+        if unsure.is_empty() {
+            return ready;
+        }
+        match self.read_shared(&unsure).await {
+            Ok(rows) => {
+                let (found, changed): (Vec<Job>, Vec<Job>) = unsure.into_iter().partition(|job| {
+                    let row = rows.get(job.party.claim.mutex.as_str());
+                    let held = row.filter(|row| row.is_held_by(&job.party.claim.contender));
+                    held.is_some_and(|row| job.party.standing().found(row.version))
+                });
+                ready.extend(found);
+                apart.extend(changed);
+            }
+            Err(Fault::Late(error)) => late(unsure, &error),
+            Err(_) => apart.extend(unsure),
+        }
+        ready
     }
 
     /// Marks the jobs whose rows a peer has locked, so that their next try does not wait for them.
-    pub(crate) async fn mark_locked(&mut self, jobs: &[Job]) {
+    ///
+    /// # Errors
+    ///
+    /// The server did not answer, or does not know the statement. All jobs are marked then.
+    pub(crate) async fn mark_locked(&mut self, jobs: &[Job]) -> Result<(), Fault> {
         let site = Arc::clone(&self.site);
         let (text, size) = site.statements.unlocked_many(jobs.len());
         let limit = jobs.iter().map(|job| site.limit(&job.party.claim.lease)).min();
         let names = filled(jobs, size).map(|job| job.party.mutex()).collect();
-        // A server that does not know the statement leaves all of them marked.
-        let unlocked: Vec<(String,)> =
-            self.link.query(limit.unwrap_or_default(), text, names).await.unwrap_or_default();
+        jobs.iter().for_each(suspect);
+        let unlocked: Vec<(String,)> = self.link.query(limit.unwrap_or_default(), text, names).await?;
         let unlocked: HashSet<String> = unlocked.into_iter().map(|(name,)| name).collect();
-        for job in jobs {
-            job.party.standing().suspect = !unlocked.contains(job.party.claim.mutex.as_str());
+        for job in jobs.iter().filter(|job| unlocked.contains(job.party.claim.mutex.as_str())) {
+            job.party.standing().unlocked();
+            site.note_unlocked(&job.party.claim.mutex);
         }
+        Ok(())
     }
 
     async fn send_renewals(&mut self, jobs: &[Job]) -> Result<Written, Fault> {
@@ -190,11 +229,16 @@ pub(crate) fn undone(job: &Job) {
     job.party.standing().missed();
 }
 
+/// A peer may have locked the row of this one.
+fn suspect(job: &Job) {
+    job.party.standing().suspect = true;
+}
+
 /// Nobody answered a statement of all of them. A peer may have locked one row, so each asks for that first the next
 /// time.
 pub(crate) fn late(jobs: Vec<Job>, error: &Error) {
     for job in jobs {
-        job.party.standing().suspect = true;
+        suspect(&job);
         job.fail(error.clone());
     }
 }

@@ -16,10 +16,10 @@ const COLUMNS: &str = "SELECT LOWER(column_name), LOWER(data_type), LOWER(column
     FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = ?";
 type Described = (String, String, String, u64, String);
 
-/// The columns that are unique by themselves: the keys of one whole column.
+/// The columns that are unique by themselves: the keys of one whole column. A key of an expression has no column.
 const UNIQUE: &str = "SELECT LOWER(MAX(column_name)) FROM information_schema.statistics \
     WHERE table_schema = DATABASE() AND table_name = ? AND non_unique = 0 \
-    GROUP BY index_name HAVING COUNT(*) = 1 AND MAX(sub_part) IS NULL";
+    GROUP BY index_name HAVING COUNT(*) = 1 AND MAX(sub_part) IS NULL AND MAX(column_name) IS NOT NULL";
 
 /// How wide the columns of the table are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

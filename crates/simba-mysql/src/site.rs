@@ -1,6 +1,6 @@
 //! What all parts of one handle share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,6 +21,8 @@ const MAX_CALL: Duration = Duration::from_secs(5);
 const MIN_CALL: Duration = Duration::from_millis(120);
 /// The most mutexes of which a handle remembers at which version they are free.
 const MOST_FREE: usize = 4_096;
+/// The most mutexes of which a handle remembers that their rows stay locked.
+const MOST_LOCKED: usize = 4_096;
 /// From here on JVM peers cannot read a version.
 const JVM_LIMIT: u64 = 1 << 31;
 
@@ -37,6 +39,8 @@ pub(crate) struct Site {
     shortest: AtomicU64,
     /// The version of each mutex that a session of this handle released last: the next take needs no look.
     free: Mutex<HashMap<MutexName, u64>>,
+    /// The mutexes whose rows stayed locked during all pauses of a call, whichever session made it.
+    locked: Mutex<HashSet<MutexName>>,
     warned_of_version: AtomicBool,
     warned_of_names: AtomicBool,
 }
@@ -51,6 +55,7 @@ impl Site {
             opts: config.opts(),
             shortest: AtomicU64::new(u64::MAX),
             free: Mutex::default(),
+            locked: Mutex::default(),
             warned_of_version: AtomicBool::new(false),
             warned_of_names: AtomicBool::new(false),
             clock,
@@ -97,6 +102,29 @@ impl Site {
 
     fn free(&self) -> MutexGuard<'_, HashMap<MutexName, u64>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a call has paused for the locked row of this mutex and given up.
+    pub(crate) fn stays_locked(&self, mutex: &MutexName) -> bool {
+        self.locked().contains(mutex)
+    }
+
+    /// Remembers that a call paused for the locked row of this mutex and gave up.
+    pub(crate) fn note_locked(&self, mutex: &MutexName) {
+        let mut locked = self.locked();
+        if locked.len() >= MOST_LOCKED {
+            locked.clear();
+        }
+        locked.insert(mutex.clone());
+    }
+
+    /// Remembers that no peer has locked the row of this mutex any more.
+    pub(crate) fn note_unlocked(&self, mutex: &MutexName) {
+        self.locked().remove(mutex);
+    }
+
+    fn locked(&self) -> MutexGuard<'_, HashSet<MutexName>> {
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says once that JVM peers will not be able to read this version.

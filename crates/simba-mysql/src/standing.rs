@@ -11,8 +11,6 @@ pub(crate) struct Standing {
     hold: Option<Hold>,
     /// The row was locked by a peer: others must not have to wait for it again.
     pub(crate) suspect: bool,
-    /// A call paused for the locked row and gave up: the next one does not pause.
-    pub(crate) given_up: bool,
 }
 
 /// A hold whose first reply was seen.
@@ -55,6 +53,17 @@ impl Standing {
         })
     }
 
+    /// Continues at the version that was read from the row. Returns false if the remembered hold and our own writes
+    /// since do not account for it. Writes that are still without an answer may count it up.
+    pub(crate) fn found(&mut self, version: u64) -> bool {
+        let explained = self.explains(version);
+        if let Some(hold) = self.hold.as_mut().filter(|_| explained) {
+            hold.unanswered -= version - hold.seen;
+            hold.seen = version;
+        }
+        explained
+    }
+
     /// Nothing is held, or what is held began with a write whose reply was not seen.
     pub(crate) fn forget(&mut self) {
         self.hold = None;
@@ -90,7 +99,7 @@ impl Standing {
 
     /// No peer has locked the row now.
     pub(crate) fn unlocked(&mut self) {
-        (self.suspect, self.given_up) = (false, false);
+        self.suspect = false;
     }
 }
 
@@ -124,6 +133,20 @@ mod tests {
         standing.missed();
         assert!(!standing.explains(9), "a write that did nothing explains nothing");
         assert_eq!(standing.seen_for_sure(), None);
+    }
+
+    #[test]
+    fn a_version_that_was_read_settles_the_writes_before_it() {
+        let mut standing = held(7);
+        standing.sent();
+        standing.sent();
+        assert!(!standing.found(6) && !standing.found(10));
+        assert_eq!(standing.doubtful(), Some(7..=9));
+        assert!(standing.found(8));
+        assert_eq!(standing.doubtful(), Some(8..=9));
+        assert!(standing.found(9));
+        assert_eq!((standing.doubtful(), standing.seen_for_sure()), (None, Some(9)));
+        assert_eq!(standing.token(), Some(FencingToken::new(7)));
     }
 
     #[test]

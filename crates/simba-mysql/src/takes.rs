@@ -138,7 +138,7 @@ impl Worker {
             Fault::Late(error) => late(jobs, &error),
             Fault::Demoted(error) => jobs.into_iter().for_each(|job| job.fail(error.clone())),
             Fault::Locked(_) => {
-                self.mark_locked(&jobs).await;
+                drop(self.mark_locked(&jobs).await);
                 self.serve_all(jobs).await;
             }
             fault if fault.leaves_doubt() => {

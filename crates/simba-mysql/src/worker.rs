@@ -27,8 +27,8 @@ const PING: Duration = Duration::from_secs(1);
 const LOST_TRIES: u32 = 2;
 const OVERDUE_TRIES: u32 = 2;
 /// The pauses after which one call tries a locked row again. A peer's transaction takes a few round trips. The calls
-/// behind this one wait too, so a peer that does not end its transaction is waited for once: the next call for the same
-/// row asks first whether it is locked, and does not pause.
+/// behind this one wait too. So once a call has paused and given up, no other call of its turn pauses, and no call for
+/// the same mutex until its row was found unlocked.
 const LOCKED_PAUSES: [Duration; 4] = [
     Duration::from_millis(2),
     Duration::from_millis(8),
@@ -114,16 +114,15 @@ impl Job {
     /// With which others it can share statements, if with any.
     fn share(&self) -> Option<Share> {
         let standing = self.party.standing();
-        let remembered = standing.seen_for_sure();
         match &self.request {
-            _ if standing.suspect => None,
-            Request::Contend { prior: Prior::Nothing, .. } => Some(Share::Take),
-            Request::Contend { prior: Prior::Unknown, .. } if standing.token().is_none() => Some(Share::Take),
-            Request::Contend { prior: Prior::Held | Prior::Unknown, .. } => {
-                remembered.map(|_| Share::Renewal)
+            // A locked row and a write without an answer are sorted out for all renewals together.
+            Request::Contend { prior: Prior::Held | Prior::Unknown, .. } if standing.seen().is_some() => {
+                Some(Share::Renewal)
             }
+            _ if standing.suspect => None,
+            Request::Contend { prior: Prior::Nothing | Prior::Unknown, .. } => Some(Share::Take),
             Request::Release { holding: Holding::Under(token), .. } if standing.token() == Some(*token) => {
-                remembered.map(|_| Share::Release)
+                standing.seen_for_sure().map(|_| Share::Release)
             }
             _ => None,
         }
@@ -183,6 +182,8 @@ pub(crate) struct Worker {
     queue: mpsc::UnboundedReceiver<Job>,
     /// Until when something is held through this connection, for all that it knows.
     held_until: Moment,
+    /// A call of this turn paused for a locked row and gave up.
+    gave_up: bool,
 }
 
 impl Worker {
@@ -191,7 +192,7 @@ impl Worker {
         let (sender, queue) = mpsc::unbounded_channel();
         let link = Link::new(Arc::clone(&site), Purpose::Calls);
         let way = Way { queue: sender, load: Arc::default() };
-        (Self { site, link, queue, held_until: Moment::ZERO }, way)
+        (Self { site, link, queue, held_until: Moment::ZERO, gave_up: false }, way)
     }
 
     /// Connects ahead of the first call.
@@ -241,6 +242,7 @@ impl Worker {
         if jobs.is_empty() {
             return;
         }
+        self.gave_up = false;
         if let Err(error) = self.link.ready().await {
             // Whatever queued up behind the try waited for the same connection.
             jobs.into_iter().for_each(|job| job.fail(error.clone()));
@@ -282,6 +284,7 @@ impl Worker {
                 let answer = self.contend(&party, prior, offer, &reply).await;
                 if let Ok(Answer::Ours(_)) = &answer {
                     self.hold(&party.claim.lease);
+                    self.site.note_unlocked(&party.claim.mutex);
                 }
                 drop(reply.send(answer));
             }
@@ -303,7 +306,7 @@ impl Worker {
         offer: Option<u64>,
         reply: &oneshot::Sender<Result<Answer>>,
     ) -> Result<Answer> {
-        let (mut tries, mut doubt) = (Tries::of(party), false);
+        let (mut tries, mut doubt) = (self.tries(party), false);
         loop {
             let mut call = Call { site: &self.site, link: &mut self.link, party, doubt: &mut doubt };
             let outcome = call.contend(prior, offer).await;
@@ -321,7 +324,7 @@ impl Worker {
     }
 
     async fn inspect(&mut self, party: &Party) -> Result<Option<Ownership>> {
-        let mut tries = Tries::of(party);
+        let mut tries = self.tries(party);
         loop {
             let mut call = Call { site: &self.site, link: &mut self.link, party, doubt: &mut false };
             let fault = match call.inspect().await {
@@ -333,7 +336,7 @@ impl Worker {
     }
 
     async fn release(&mut self, party: &Party, holding: Holding) -> Result<()> {
-        let mut tries = Tries::of(party);
+        let mut tries = self.tries(party);
         loop {
             let mut call = Call { site: &self.site, link: &mut self.link, party, doubt: &mut false };
             let outcome = call.release(holding).await;
@@ -357,7 +360,8 @@ impl Worker {
             }
             Fault::Locked(error) => {
                 let Some((pause, rest)) = tries.pauses.split_first() else {
-                    party.standing().given_up = true;
+                    self.gave_up = true;
+                    self.site.note_locked(&party.claim.mutex);
                     return Err(error);
                 };
                 tries.pauses = rest;
@@ -371,6 +375,12 @@ impl Worker {
             fault => Err(fault.into_error()),
         }
     }
+
+    /// Returns what a new call may try.
+    fn tries(&self, party: &Party) -> Tries {
+        let pauses = !self.gave_up && !self.site.stays_locked(&party.claim.mutex);
+        Tries { lost: 0, overdue: 0, pauses: if pauses { &LOCKED_PAUSES } else { &[] } }
+    }
 }
 
 /// What one call has tried so far.
@@ -380,14 +390,6 @@ struct Tries {
     overdue: u32,
     /// The pauses that are left for a locked row.
     pauses: &'static [Duration],
-}
-
-impl Tries {
-    /// A row that stayed locked during the pauses of one call is not paused for again.
-    fn of(party: &Party) -> Self {
-        let pauses: &[Duration] = if party.standing().given_up { &[] } else { &LOCKED_PAUSES };
-        Self { lost: 0, overdue: 0, pauses }
-    }
 }
 
 /// The calls of one turn: those that can share statements, and the rest in order.

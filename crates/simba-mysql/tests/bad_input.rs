@@ -122,6 +122,26 @@ async fn the_table_of_the_seeds_works_as_it_is() {
     simba.shutdown().await;
 }
 
+/// MySQL has unique keys of expressions, which have no column.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_with_a_unique_key_of_an_expression_works() {
+    let on = common::Product::MySql;
+    let address = on.shared().await;
+    let mut admin = common::admin(&on.admin_url()).await;
+    let table = "unique_expression";
+    let create = SEEDS.replace("NOT NULL)", "NOT NULL, UNIQUE KEY both_names ((CONCAT(mutex, owner_id))))");
+    for statement in [format!("DROP TABLE IF EXISTS {table}"), format!("CREATE TABLE {table} {create}")] {
+        admin.query_drop(statement).await.unwrap();
+    }
+    for grant in common::grants(table) {
+        admin.query_drop(grant).await.unwrap();
+    }
+    let url = format!("{}?table={table}", common::least_url(address));
+    let simba = Simba::builder(Arc::new(connect(&url).await.unwrap())).build();
+    simba.locker(common::name("unique")).lock().await.unwrap().release().await.unwrap();
+    simba.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_column_is_told() {
     let url = with_table("no_version", &SEEDS.replace("version", "versions"), "SELECT, INSERT, UPDATE").await;

@@ -17,7 +17,7 @@ use simba_core::{
     Loss, MutexName, MutexState, Prior, Session, Simba, Tenure,
 };
 use simba_servers::{Server, Setup};
-use simba_tck::{Connection, Fixture, Profile, async_trait, rounds};
+use simba_tck::{Connection, FaultProxy, Fixture, Profile, async_trait, rounds};
 use tokio::time::{sleep, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -36,6 +36,9 @@ on_both_servers! {
     row_18_a_take_that_arrives_after_a_release_does_nothing
     row_18_a_take_that_arrives_after_its_session_gave_up_does_nothing
     row_37_a_frozen_transaction_costs_its_own_mutex_only
+    row_37_many_locked_rows_cost_no_other_mutex
+    row_37_a_call_does_not_pause_for_a_row_that_stayed_locked
+    renewals_without_a_reply_are_made_good_together
     row_38_a_cold_start_has_no_deadlocks
     row_39_what_the_server_undid_or_lost_is_tried_again_at_once
     row_40_killed_connections_cost_no_leader
@@ -104,20 +107,33 @@ fn token(answer: Answer) -> Option<FencingToken> {
     }
 }
 
-/// A session whose first take is kept back by the network: the mutex, the session, and what brings the take.
-async fn kept_back(on: Product, connection: &Connection) -> (MutexName, Box<dyn Session>, simba_tck::Held) {
-    let lease = Lease::new(ms(900), 30 * SECOND).unwrap();
+/// A session whose take is kept back by the network.
+struct KeptBack {
+    proxy: FaultProxy,
+    /// Dropped, it would close the connections that the session still needs.
+    _backend: simba_mysql::MySqlBackend,
+    mutex: MutexName,
+    session: Box<dyn Session>,
+    held: simba_tck::Held,
+}
+
+async fn kept_back(on: Product) -> KeptBack {
+    let proxy = FaultProxy::start(on.shared().await).await.unwrap();
+    let url = format!("{}?connections=1", common::least_url(proxy.address()));
+    let backend = common::connect(&url).await;
+    // A call is given up after a third of the ttl.
+    let lease = Lease::new(9 * SECOND, 30 * SECOND).unwrap();
     let claim = Claim::new(common::name("row18"), ContenderId::generate(), lease);
     let mutex = claim.mutex.clone();
-    let mut session = connection.backend.open(claim).await.unwrap();
+    let mut session = backend.open(claim).await.unwrap();
     // A handle that released the mutex takes it without a look before.
     let first = token(session.contend(Prior::Nothing).await.unwrap()).unwrap();
     session.release(Holding::Under(first)).await.unwrap();
-    let held = connection.network.hold_next_request().unwrap();
+    let held = proxy.hold_next_request();
     let error = session.contend(Prior::Nothing).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
     assert_eq!(owner_on(on, &mutex).await, "");
-    (mutex, session, held)
+    KeptBack { proxy, _backend: backend, mutex, session, held }
 }
 
 async fn owner_on(on: Product, mutex: &MutexName) -> String {
@@ -126,39 +142,28 @@ async fn owner_on(on: Product, mutex: &MutexName) -> String {
     admin.exec_first(owner, (mutex.as_str(),)).await.unwrap().unwrap()
 }
 
-/// Brings what was kept back and waits until the server has carried it out.
-async fn deliver(on: Product, held: simba_tck::Held) {
-    let mut admin = common::admin(&on.admin_url()).await;
-    let updates = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_update', 'Com_stmt_execute')";
-    let sum = |rows: Vec<(String, String)>| rows.iter().map(|row| row.1.parse::<u64>().unwrap()).sum::<u64>();
-    let before = sum(admin.query(updates).await.unwrap());
+/// Delivers what was kept back and waits until the server has answered it: the proxy keeps the connection, which its
+/// client has given up, open until then.
+async fn deliver(proxy: &FaultProxy, held: simba_tck::Held) {
+    let before = proxy.connections();
     held.deliver();
-    let carried_out = async {
-        while sum(admin.query(updates).await.unwrap()) == before {
-            sleep(ms(20)).await;
-        }
-        // It is counted when it begins.
-        sleep(SECOND).await;
-    };
-    timeout(20 * SECOND, carried_out).await.expect("the server carries out what was kept back");
+    common::until("the server answers what was kept back", || proxy.connections() < before).await;
 }
 
 /// Row 18: the session tried again, won, and released; then its first take arrives.
 async fn row_18_a_take_that_arrives_after_a_release_does_nothing(on: Product) {
-    let connection = on.fixture().with_keys("connections=1").connect().await;
-    let (mutex, mut session, held) = kept_back(on, &connection).await;
+    let KeptBack { proxy, _backend, mutex, mut session, held } = kept_back(on).await;
     let second = token(session.contend(Prior::Unknown).await.unwrap()).unwrap();
     session.release(Holding::Under(second)).await.unwrap();
-    deliver(on, held).await;
+    deliver(&proxy, held).await;
     assert_eq!(owner_on(on, &mutex).await, "", "what was released stays free");
 }
 
 /// Row 18: the session gave up without knowing the outcome; then its take arrives.
 async fn row_18_a_take_that_arrives_after_its_session_gave_up_does_nothing(on: Product) {
-    let connection = on.fixture().with_keys("connections=1").connect().await;
-    let (mutex, mut session, held) = kept_back(on, &connection).await;
+    let KeptBack { proxy, _backend, mutex, mut session, held } = kept_back(on).await;
     session.release(Holding::Unknown).await.unwrap();
-    deliver(on, held).await;
+    deliver(&proxy, held).await;
     assert_eq!(owner_on(on, &mutex).await, "", "what was given up stays free");
 }
 
@@ -210,6 +215,155 @@ async fn row_37_a_frozen_transaction_costs_its_own_mutex_only(on: Product) {
         leaders[7].1 = again;
     }
     simba.shutdown().await;
+}
+
+/// Row 37: a peer stands still with 120 rows locked. Their holders have long leases, and wait long for an answer. Others
+/// with a shorter lease share their connection.
+async fn row_37_many_locked_rows_cost_no_other_mutex(on: Product) {
+    let connection = on.fixture().with_keys("connections=1").connect().await;
+    let simba = Simba::builder(connection.backend).build();
+    let long = Lease::new(30 * SECOND, 30 * SECOND).unwrap().with_renew_at(2 * SECOND).unwrap();
+    // MySQL waits for a locked row for a second, whatever it is told: a third of the ttl must be longer.
+    let short = Lease::new(5 * SECOND, 2 * SECOND).unwrap();
+    let names: Vec<MutexName> = (0..128).map(|_| common::name("row37")).collect();
+    let lease_of = |at: usize| if at < 8 { short } else { long };
+    let contentions: Vec<_> = names
+        .iter()
+        .enumerate()
+        .map(|(at, name)| simba.contend(name.clone()).with_lease(lease_of(at)))
+        .collect();
+    contentions.iter().for_each(|contention| contention.start().unwrap());
+    let mut tenures = Vec::new();
+    for contention in &contentions {
+        tenures.push(timeout(30 * SECOND, contention.acquired()).await.unwrap().unwrap());
+    }
+    let mut frozen = common::admin(&on.admin_url()).await;
+    frozen.query_drop("BEGIN").await.unwrap();
+    for name in &names[8..] {
+        frozen
+            .exec_drop("SELECT 1 FROM simba_mutex WHERE mutex = ? FOR UPDATE", (name.as_str(),))
+            .await
+            .unwrap();
+    }
+    let others = &tenures[..8];
+    let is_locked = |contention: &Contention| {
+        contention.last_error().is_some_and(|error| error.to_string().contains("locked"))
+    };
+    for _ in 0..2 {
+        let deadlines: Vec<_> = others.iter().map(Tenure::deadline).collect();
+        common::until("the other mutexes are renewed, and every locked row was asked for", || {
+            assert!(
+                others.iter().all(|tenure| !tenure.is_expiring()),
+                "locked rows cost no other mutex time"
+            );
+            let renewed = others.iter().zip(&deadlines).all(|(tenure, before)| tenure.deadline() > *before);
+            renewed && contentions[8..].iter().all(is_locked)
+        })
+        .await;
+    }
+    frozen.query_drop("ROLLBACK").await.unwrap();
+    simba.shutdown().await;
+}
+
+/// Row 37: the first call for a locked row tries five times. Later calls try once, whichever session makes them, until
+/// the row is unlocked.
+async fn row_37_a_call_does_not_pause_for_a_row_that_stayed_locked(on: Product) {
+    let (injector, address) = Injector::start(on.shared().await).await;
+    let backend = common::connect(&format!("{}?connections=1", common::least_url(address))).await;
+    let (mutex, other) = (common::name("row37"), common::name("row37"));
+    let open = async |mutex: &MutexName| {
+        let claim = Claim::new(mutex.clone(), ContenderId::generate(), Lease::default());
+        backend.open(claim).await.unwrap()
+    };
+    let mut sessions = [open(&mutex).await, open(&mutex).await, open(&other).await];
+    injector.refuse(1205, usize::MAX);
+    for (session, tries) in [(0, 5), (1, 1), (0, 1), (2, 5), (1, 1)] {
+        let before = injector.struck();
+        let error = sessions[session].contend(Prior::Nothing).await.unwrap_err();
+        assert!(error.to_string().contains("locked"), "{error}");
+        assert_eq!(injector.struck() - before, tries);
+    }
+    injector.refuse(1205, 0);
+    assert!(matches!(sessions[1].contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
+    let before = injector.struck();
+    injector.refuse(1205, usize::MAX);
+    sessions[1].contend(Prior::Held).await.unwrap_err();
+    assert_eq!(injector.struck() - before, 5, "a row that was unlocked is paused for again");
+}
+
+/// Hands all calls over at once, then waits for the answers.
+async fn contend_all(sessions: &mut [Box<dyn Session>], prior: Prior) -> Vec<simba_core::Result<Answer>> {
+    let mut calls: Vec<_> = sessions.iter_mut().map(|session| session.contend(prior)).collect();
+    hand_over(&mut calls).await;
+    let mut answers = Vec::new();
+    for call in calls {
+        answers.push(call.await);
+    }
+    answers
+}
+
+/// Polls each call once, which puts it into the queue of its connection.
+async fn hand_over(calls: &mut [impl Future<Output = simba_core::Result<Answer>> + Unpin]) {
+    std::future::poll_fn(|context| {
+        for call in &mut *calls {
+            assert!(std::pin::Pin::new(call).poll(context).is_pending());
+        }
+        std::task::Poll::Ready(())
+    })
+    .await;
+}
+
+/// A hundred renewals share a statement that gets no reply, in time or at all. The next tries share statements too:
+/// one by one they would take a hundred round trips or more.
+async fn renewals_without_a_reply_are_made_good_together(on: Product) {
+    let proxy = FaultProxy::start(on.shared().await).await.unwrap();
+    let backend = common::connect(&format!("{}?connections=1", common::least_url(proxy.address()))).await;
+    let lease = Lease::new(9 * SECOND, 60 * SECOND).unwrap();
+    let mut sessions = Vec::new();
+    for _ in 0..101 {
+        let claim = Claim::new(common::name("together"), ContenderId::generate(), lease);
+        sessions.push(backend.open(claim).await.unwrap());
+    }
+    let tokens: Vec<_> = contend_all(&mut sessions, Prior::Nothing)
+        .await
+        .into_iter()
+        .map(|answer| token(answer.unwrap()))
+        .collect();
+    for is_cut in [false, true] {
+        // The others queue up behind a call that is kept back, so they go out together.
+        let mut first = proxy.hold_next_request();
+        let mut calls: Vec<_> = sessions.iter_mut().map(|session| session.contend(Prior::Held)).collect();
+        hand_over(&mut calls[..1]).await;
+        first.caught().await;
+        hand_over(&mut calls[1..]).await;
+        // So long that the connection counts as slow, and no statement is prepared on it.
+        sleep(ms(100)).await;
+        let mut batch = proxy.hold_next_request();
+        first.deliver();
+        batch.caught().await;
+        let mut before = proxy.requests();
+        if is_cut {
+            proxy.cut();
+        }
+        let mut answers = Vec::new();
+        for call in calls {
+            answers.push(call.await);
+        }
+        if !is_cut {
+            assert!(
+                answers[0].is_ok() && answers[1..].iter().all(Result::is_err),
+                "no reply within the limit"
+            );
+            // It is carried out although nobody waits for it any more.
+            deliver(&proxy, batch).await;
+            before = proxy.requests();
+            answers = contend_all(&mut sessions, Prior::Held).await;
+        }
+        let renewed: Vec<_> = answers.into_iter().map(|answer| token(answer.unwrap())).collect();
+        assert_eq!(renewed, tokens, "a renewal keeps its token");
+        let requests = proxy.requests() - before;
+        assert!(requests < 40, "{requests} requests for a hundred renewals");
+    }
 }
 
 /// Row 38: fifty contenders on twenty names that nobody ever used. One leads each, and nobody sees an error.
@@ -455,7 +609,7 @@ impl Tokens {
     }
 }
 
-/// Returns the tenure that outlives a renewal after the step, whoever has it.
+/// Returns the first tenure of either contention that is renewed after the step.
 async fn settled(contentions: [&Contention; 2]) -> Tenure {
     let led = async {
         loop {

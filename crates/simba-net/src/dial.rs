@@ -1,3 +1,4 @@
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -36,7 +37,7 @@ const UNCONFIRMED: Duration = Duration::from_secs(10);
 pub async fn dial(host: &str, port: u16, limit: Duration, clock: &dyn Clock) -> io::Result<TcpStream> {
     let connecting = async {
         let addresses: Vec<_> = lookup_host((host, port)).await?.collect();
-        first_to_answer(alternating(addresses), limit, clock).await
+        first_to_answer(addresses, limit, clock, TcpStream::connect).await
     };
     let stream = within(clock, limit, connecting).await.unwrap_or_else(|| {
         Err(io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {limit:?}")))
@@ -59,12 +60,28 @@ fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     ordered
 }
 
-/// Returns the first connection that is made to any of these addresses, or the last error.
-async fn first_to_answer(
+/// Returns the first connection that `connect` makes to any of these addresses.
+///
+/// The next address is tried when the last one failed or did not answer within 250 ms, or an equal share of `limit` if
+/// that is less. The two address families take turns. The caller ends the whole when `limit` is over.
+///
+/// # Errors
+///
+/// The error of the address that failed last, if all fail.
+///
+/// # Cancel safety
+///
+/// A dropped call drops the tries that are under way.
+pub async fn first_to_answer<T, F>(
     addresses: Vec<SocketAddr>,
     limit: Duration,
     clock: &dyn Clock,
-) -> io::Result<TcpStream> {
+    connect: impl Fn(SocketAddr) -> F,
+) -> io::Result<T>
+where
+    F: Future<Output = io::Result<T>>,
+{
+    let addresses = alternating(addresses);
     let share = limit / u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
     let mut addresses = addresses.into_iter();
     let mut tries = FuturesUnordered::new();
@@ -72,12 +89,12 @@ async fn first_to_answer(
     loop {
         let next = addresses.next();
         let is_last = next.is_none();
-        tries.extend(next.map(TcpStream::connect));
+        tries.extend(next.map(&connect));
         let over = clock.sleep_until(clock.now() + share.min(HEAD_START));
         tokio::select! {
             biased;
             outcome = tries.next() => match outcome {
-                Some(Ok(stream)) => return Ok(stream),
+                Some(Ok(connection)) => return Ok(connection),
                 Some(Err(error)) => failure = error,
                 None => return Err(failure),
             },
@@ -164,8 +181,12 @@ mod tests {
         let wanted = answering.local_addr().unwrap();
         let addresses = vec![silent.address, refusing, other.address, wanted];
         // The system itself gives up after two minutes.
-        let connected =
-            within(&SystemClock, LIMIT * 6, first_to_answer(addresses, LIMIT, &SystemClock)).await;
+        let connected = within(
+            &SystemClock,
+            LIMIT * 6,
+            first_to_answer(addresses, LIMIT, &SystemClock, TcpStream::connect),
+        )
+        .await;
         let stream = connected.expect("the last address is tried").unwrap();
         assert_eq!(stream.peer_addr().unwrap(), wanted);
     }
@@ -177,7 +198,7 @@ mod tests {
         let mut addresses: Vec<_> = silent.iter().map(|host| host.address).collect();
         addresses.push(answering.local_addr().unwrap());
         let (began, limit) = (SystemClock.now(), Duration::from_millis(400));
-        first_to_answer(addresses, limit, &SystemClock).await.unwrap();
+        first_to_answer(addresses, limit, &SystemClock, TcpStream::connect).await.unwrap();
         let whole = 9 * HEAD_START;
         assert!(SystemClock.now() - began < whole, "nine tenths of {limit:?} are far less than {whole:?}");
     }
@@ -187,9 +208,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
-        let refused = first_to_answer(vec![address, address], LIMIT, &SystemClock).await.unwrap_err();
+        let refused = first_to_answer(vec![address, address], LIMIT, &SystemClock, TcpStream::connect)
+            .await
+            .unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        let nothing = first_to_answer(Vec::new(), LIMIT, &SystemClock).await.unwrap_err();
+        let nothing = first_to_answer(Vec::new(), LIMIT, &SystemClock, TcpStream::connect).await.unwrap_err();
         assert_eq!(nothing.kind(), io::ErrorKind::NotFound);
     }
 

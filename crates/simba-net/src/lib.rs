@@ -14,7 +14,7 @@ mod tls;
 
 pub use backoff::Backoff;
 pub use clock_step::{ClockReading, ClockStep, ServerClock};
-pub use dial::dial;
+pub use dial::{dial, first_to_answer};
 pub use place::Place;
 pub use rustls;
 pub use socket::Socket;

@@ -199,18 +199,21 @@ fn has_journal(path: &Path) -> bool {
 /// How long a process may take between locking the file and creating or removing the journal: far more than the
 /// microseconds that it needs.
 const JOURNAL_LIMIT: Duration = Duration::from_secs(2);
+/// How many checks it may take besides. A machine that stands still lets time pass and nobody work.
+const JOURNAL_CHECKS: u32 = 100;
 
 /// Refuses a file whose journal was removed while another connection has it open: SQLite would make a new journal,
 /// and both sides would see a free mutex where the other holds it.
 fn check_journal(path: &Path) -> Result<()> {
-    let begun = Instant::now();
+    let (begun, mut checks) = (Instant::now(), 0);
     while !["-wal", "-shm"].iter().all(|ending| beside(path, ending).exists()) {
         match is_closed(path) {
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => {}
             // Other errors are reported by the connection that is opened next.
             Ok(()) | Err(_) => break,
         }
-        if begun.elapsed() > JOURNAL_LIMIT {
+        checks += 1;
+        if is_journal_gone(checks, begun.elapsed()) {
             return Err(unfit(
                 path,
                 "is open in another program, and its journal (-wal, -shm) was removed: stop every program that \
@@ -220,6 +223,11 @@ fn check_journal(path: &Path) -> Result<()> {
         thread::sleep(LOOK_AGAIN);
     }
     Ok(())
+}
+
+/// Returns whether another process has had the time to create or remove the journal.
+fn is_journal_gone(checks: u32, waited: Duration) -> bool {
+    checks >= JOURNAL_CHECKS && waited > JOURNAL_LIMIT
 }
 
 /// Succeeds if no connection of any process has the file open, and fails with `DatabaseBusy` otherwise: each has a
@@ -367,6 +375,13 @@ mod tests {
     #[test]
     fn a_path_of_any_bytes_fits_into_a_uri() {
         assert_eq!(immutable(Path::new("/a b/c?%é.db")), "file:/a%20b/c%3f%25%c3%a9.db?immutable=1");
+    }
+
+    #[test]
+    fn a_machine_that_stood_still_is_no_reason_to_refuse_a_file() {
+        assert!(!is_journal_gone(1, Duration::from_secs(60)));
+        assert!(!is_journal_gone(JOURNAL_CHECKS, JOURNAL_LIMIT));
+        assert!(is_journal_gone(JOURNAL_CHECKS, 2 * JOURNAL_LIMIT));
     }
 
     #[test]

@@ -39,7 +39,8 @@
 //!   file until it goes on: leases run out, and nobody gains anything meanwhile.
 //! - A file that is removed or replaced while it is in use has two owners until the old one's lease ends. The next
 //!   call of every program that has it open fails. The same call fails if the journal (`-wal`, `-shm`) is removed, but
-//!   then no other program can open the file, and no mutex gets a second owner.
+//!   then no other program of this version opens the file, and no mutex gets a second owner. A program of an earlier
+//!   version makes a new journal, so during a rolling upgrade a mutex can get a second owner.
 //! - A virtual machine that is set back to a snapshot comes back with what it believed then.
 //!
 //! # URL
