@@ -16,6 +16,7 @@ Chores:
   sim --seeds N    simulate N seeds; SIMBA_SEED=n cargo xtask sim replays one and prints it
   deny             check licences, bans and sources, with cargo-deny
   faults           run the tests of the fault matrix, each fault 20 times; --rounds N for another number
+  upgrade          let this version and the one before contend on every store, with kills
   bench [STORE…]   run the benchmarks, of these stores alone if any are named
   bench --quick    run a short version of them
 
@@ -36,6 +37,7 @@ pub(crate) enum Chore {
     Sim { seeds: u64 },
     Deny,
     Faults { rounds: u32 },
+    Upgrade,
     Bench { words: Vec<String> },
 }
 
@@ -57,6 +59,7 @@ pub(crate) fn parse(words: &[&str]) -> Result<Chore, String> {
             Err(_) => Err(format!("`--rounds` takes a number, not `{rounds}`")),
         },
         ["faults", ..] => Err("`faults` takes nothing but `--rounds N`".to_owned()),
+        ["upgrade"] => Ok(Chore::Upgrade),
         ["deny"] => Ok(Chore::Deny),
         ["sim"] => Ok(Chore::Sim { seeds: 1_000 }),
         ["sim", "--seeds", seeds] => match seeds.parse() {
@@ -91,6 +94,7 @@ mod tests {
         assert_eq!(parse(&["servers", "up"]), Ok(Chore::ServersUp));
         assert_eq!(parse(&["servers", "down"]), Ok(Chore::ServersDown));
         assert_eq!(parse(&["sim", "--seeds", "7"]), Ok(Chore::Sim { seeds: 7 }));
+        assert_eq!(parse(&["upgrade"]), Ok(Chore::Upgrade));
         assert_eq!(parse(&["deny"]), Ok(Chore::Deny));
         assert_eq!(parse(&["bench"]), Ok(Chore::Bench { words: Vec::new() }));
         let words = vec!["--quick".to_owned(), "redis".to_owned()];

@@ -50,6 +50,9 @@ fn perform(chore: Chore) -> Result<()> {
         Chore::Sim { seeds } => simulation::sweep(&Workspace::find()?, seeds)?,
         Chore::Deny => deny::step(&Workspace::find()?).map(drop)?,
         Chore::Faults { rounds } => faults::faults(Workspace::find()?, rounds)?,
+        Chore::Upgrade => {
+            servers::around(Workspace::find()?, |workspace| upgrade::step(workspace).map(drop))?;
+        }
         Chore::Bench { words } => bench::bench(Workspace::find()?, &words)?,
     }
     Ok(())
