@@ -47,14 +47,18 @@ fn teach_zone(place: &Place, zone: &str) -> Result<()> {
 }
 
 fn command(place: &Place) -> Result<Command> {
-    let mut command = basic(place)?;
+    Ok(listening(basic(place)?, place))
+}
+
+/// Adds the options of a server that tests connect to.
+pub(super) fn listening(mut command: Command, place: &Place) -> Command {
     command.args(["--skip-log-bin", "--skip-name-resolve", "--max-connections=500"]);
     command.args([format!("--bind-address={}", place.address.ip()), format!("--port={}", place.port())]);
     command.args([
         format!("--socket={}", place.text("socket")),
         format!("--init-file={}", place.text("init.sql")),
+        format!("--pid-file={}", place.text("pid")),
     ]);
-    command.arg(format!("--pid-file={}", place.text("pid")));
     if let Some(zone) = &place.zone {
         command.arg(format!("--default-time-zone={zone}"));
     }
@@ -63,7 +67,7 @@ fn command(place: &Place) -> Result<Command> {
             command.arg(format!("--ssl-{option}={}", place.text(file)));
         }
     }
-    Ok(command)
+    command
 }
 
 fn basic(place: &Place) -> Result<Command> {

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::mariadb::{ADMIN, as_ourselves, probe, scratch};
+use super::mariadb::{ADMIN, as_ourselves, listening, probe, scratch};
 use super::{Kind, Place, finish};
 use crate::cache;
 
@@ -46,22 +46,8 @@ fn zone_statements(zone: &str) -> Result<String> {
 }
 
 fn command(place: &Place) -> Result<Command> {
-    let mut command = basic(place)?;
-    command.args(["--skip-log-bin", "--skip-name-resolve", "--max-connections=500", "--mysqlx=OFF"]);
-    command.args([format!("--bind-address={}", place.address.ip()), format!("--port={}", place.port())]);
-    command.args([
-        format!("--socket={}", place.text("socket")),
-        format!("--init-file={}", place.text("init.sql")),
-        format!("--pid-file={}", place.text("pid")),
-    ]);
-    if let Some(zone) = &place.zone {
-        command.arg(format!("--default-time-zone={zone}"));
-    }
-    if place.tls {
-        for (option, file) in [("ca", "ca.pem"), ("cert", "server.pem"), ("key", "server.key")] {
-            command.arg(format!("--ssl-{option}={}", place.text(file)));
-        }
-    }
+    let mut command = listening(basic(place)?, place);
+    command.arg("--mysqlx=OFF");
     Ok(command)
 }
 
