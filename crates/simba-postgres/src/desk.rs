@@ -196,8 +196,11 @@ impl Desk {
             Some(Ok(rows)) => answer(gathered, &rows),
             Some(Err(Trouble::Refused(error))) => refuse(gathered, &error),
             Some(Err(_)) if wire.is_closed() => refuse(gathered, &lost()),
-            Some(Err(trouble)) if gathered.len() == 1 => refuse(gathered, &handle.failed(&wire, trouble)),
-            // One that the server chokes on must not cost the others theirs.
+            // A full queue of notifications fails no call: sent alone, it is sent again without notifications.
+            Some(Err(trouble)) if gathered.len() == 1 && !trouble.is_notify_queue_full() => {
+                refuse(gathered, &handle.failed(&wire, trouble));
+            }
+            // Each call is sent again alone, so that one bad call does not fail the rest.
             Some(Err(trouble)) => {
                 tracing::debug!(error = %trouble, "calls that came together go out one by one");
                 let alone = gathered.into_iter().map(|Pending { wish, answer }| async move {

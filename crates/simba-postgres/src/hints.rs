@@ -52,7 +52,11 @@ pub(crate) async fn run(handle: &Arc<Handle>) {
             }
             Err(error) => tracing::debug!(%error, "no subscription for wake-ups"),
         }
-        handle.hints.send_if_modified(|hints| std::mem::replace(hints, Hints::Down) == Hints::Up);
+        if handle.hints.send_if_modified(|hints| std::mem::replace(hints, Hints::Down) == Hints::Up) {
+            // The lock that showed that our waiters live is gone, and others pass them over. Each waiter makes its
+            // entry one that needs no lock, and keeps its place.
+            handle.turns.ring_all();
+        }
         handle.clock.sleep_until(handle.clock.now() + backoff.pause()).await;
     }
 }

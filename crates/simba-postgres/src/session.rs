@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use simba_core::{
-    Answer, Claim, FencingToken, Holding, Intent, Listener, MutexName, Ownership, Prior, Result, Session,
-    async_trait,
+    Answer, Claim, FencingToken, Holding, Intent, Listener, Moment, MutexName, Ownership, Prior, Result,
+    Session, async_trait,
 };
 use tokio_postgres::Row;
 
@@ -19,6 +19,7 @@ use crate::statements::Query;
 const TRIES: u32 = 3;
 
 /// How long a new entry in the queue lasts of a handle whose subscription takes long: nothing shows yet that it lives.
+/// Without a subscription the entry is renewed after half of this time, and then lasts as long as any other.
 const PROVISIONAL: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// A parameter that no token has.
@@ -31,8 +32,8 @@ pub(crate) struct PostgresSession {
     number: u64,
     /// The queue may have an entry of ours.
     queued: bool,
-    /// That entry ends soon, unless it is made again.
-    provisional: bool,
+    /// When an entry that lasts for [`PROVISIONAL`] is to be renewed.
+    provisional: Option<Moment>,
     /// Under which token it was last ours.
     token: i64,
     holds: bool,
@@ -62,7 +63,7 @@ impl PostgresSession {
             claim,
             number,
             queued: false,
-            provisional: false,
+            provisional: None,
             token: NO_TOKEN,
             holds: false,
             ear: None,
@@ -179,14 +180,14 @@ impl PostgresSession {
     /// Keeps our place in the queue, or takes a mutex that nobody ever used. Nothing if it is free: our turn
     /// may have come.
     async fn queue(&mut self) -> Result<Option<Answer>> {
-        // First, so that others see from the beginning whether this process lives.
-        let subscribed = self.handle.subscribed(self.claim.lease.ttl() / 6).await;
+        // A new entry waits for the subscription, so that others see from the beginning whether this process lives. An
+        // entry that is there already may be one that others pass over: it is renewed at once.
+        let subscribed = self.queued || self.handle.subscribed(self.claim.lease.ttl() / 6).await;
         let before = std::mem::replace(&mut self.queued, true);
         let (ttl, total) = self.terms();
         let (mutex, owner) = (self.claim.mutex.as_str(), self.claim.contender.as_str());
-        // The poll that follows the subscription makes the entry last.
-        self.provisional = !subscribed && !before;
-        let entry = if self.provisional { self.entry().min(PROVISIONAL) } else { self.entry() };
+        self.provisional = (!subscribed).then(|| self.handle.clock.now() + PROVISIONAL / 2);
+        let entry = if subscribed { self.entry() } else { self.entry().min(PROVISIONAL) };
         let (channel, entry) = (self.handle.calls(), entry.as_secs_f64());
         let params: [crate::wire::Param<'_>; 7] =
             [&mutex, &owner, &&*self.session(), &ttl, &total, &channel, &entry];
@@ -285,14 +286,27 @@ impl PostgresSession {
         let Some(ear) = &mut self.ear else { return Ok(()) };
         if !ear.told {
             let mut hints = self.handle.hints.subscribe();
-            let hints = hints.wait_for(|hints| *hints != Hints::Down).await;
-            if hints.is_ok_and(|hints| *hints == Hints::Up) {
+            let settled = hints.wait_for(|hints| *hints != Hints::Down);
+            let is_up = async { settled.await.is_ok_and(|hints| *hints == Hints::Up) };
+            let is_up = match self.provisional {
+                None => is_up.await,
+                Some(end) => tokio::select! {
+                    biased;
+                    is_up = is_up => is_up,
+                    () = self.handle.clock.sleep_until(end) => {
+                        // The next call renews the entry before it ends.
+                        self.provisional = None;
+                        return Ok(());
+                    }
+                },
+            };
+            if is_up {
                 // What was missed before this line, the next look finds.
                 ear.told = true;
                 return Ok(());
             }
             self.ear = None;
-            if std::mem::take(&mut self.provisional) {
+            if self.provisional.take().is_some() {
                 return Ok(());
             }
             return Err(Handle::no_hints());

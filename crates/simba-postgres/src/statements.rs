@@ -78,16 +78,26 @@ const ALIVE: &str = "CASE WHEN left(w.channel, 11) = 'simba_live_'
     AND pg_try_advisory_lock({liveness}, hashtext(w.channel))
     THEN NOT pg_advisory_unlock({liveness}, hashtext(w.channel)) ELSE true END";
 
-/// Notifies the first live waiter of the mutex `m` that it is its turn, and the second that it is next: that one polls
-/// within a second in case the first one dies before it takes the mutex. Returns how many there are.
-const NEXT: &str = "SELECT count(CASE WHEN n.channel = 'simba_nobody' THEN ''
-        ELSE {notify}(n.channel, n.word || n.session)::text END)
+/// Notifies the first live waiter of the mutex `m` that it is its turn, and the first one of another handle that it is
+/// next: that one polls within a second in case the first one dies before it takes the mutex. Waiters of one handle die
+/// together, so a second one of the same handle would be no help. The name of a session begins with its handle. The
+/// search ends after 100 entries, so that the cost of a release does not grow with the queue. Returns how many waiters
+/// were chosen.
+const NEXT: &str = "SELECT count(CASE WHEN f.channel = 'simba_nobody' THEN ''
+            ELSE {notify}(f.channel, 'turn ' || f.session)::text END)
+        + count(CASE WHEN s.session IS NOT NULL THEN {notify}(s.channel, 'next ' || s.session)::text END)
     FROM (
-        SELECT w.channel, w.session,
-            CASE row_number() OVER (ORDER BY w.place) WHEN 1 THEN 'turn ' ELSE 'next ' END AS word
-        FROM {waiter} w
+        SELECT w.channel, w.session, w.place FROM {waiter} w
         WHERE w.mutex = m.mutex AND NOT w.watches AND w.until > clock_timestamp() {others} AND {alive}
-        ORDER BY w.place LIMIT 2) n";
+        ORDER BY w.place LIMIT 1) f
+    LEFT JOIN LATERAL (
+        SELECT w.channel, w.session FROM (
+            SELECT w.channel, w.session, w.place FROM {waiter} w
+            WHERE w.mutex = m.mutex AND w.place > f.place AND NOT w.watches AND w.until > clock_timestamp() {others}
+            ORDER BY w.place LIMIT 100) w
+        WHERE split_part(w.session, '-', 1) <> split_part(f.session, '-', 1) AND w.channel <> 'simba_nobody'
+            AND {alive}
+        ORDER BY w.place LIMIT 1) s ON true";
 
 /// Notifies the next waiters. The subqueries see the queue as it was before the row was locked; whether it changed
 /// meanwhile, the two numbers tell. Where nobody waits they are not carried out.
@@ -96,8 +106,8 @@ const CALLED: &str = "m.waited,
         ELSE m.waited END AS seen_waited,
     CASE WHEN m.waited > 0 THEN ({next}) ELSE 0 END AS called";
 
-/// Does not wait for the disk, which is for releases alone: one that a crash of the server undoes leaves the mutex to
-/// its lease, and whoever takes it before the crash waits for the disk himself, which keeps both.
+/// Does not wait for the disk. Only releases use it: a release that a crash of the server undoes leaves the mutex held
+/// until its lease ends. An acquisition after the release waits for the disk, and the release is on the disk before it.
 const UNSYNCED: &str = "set_config('synchronous_commit', 'off', true) IS NOT NULL";
 
 /// Waits for the disk, whatever the server, the database or the role say: a lease that a crash undoes has two holders.

@@ -95,6 +95,39 @@ async fn row_17_a_take_without_a_reply_is_adopted() {
     }
 }
 
+/// Row 15: a call that waits for a new connection goes out as soon as the login is over, which is three requests. It
+/// does not wait for the reply to anything that is sent with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_15_after_a_cut_a_call_goes_out_with_the_fourth_request() {
+    let store = Store::shared();
+    // One connection, so that all requests are its.
+    let (backend, network) = store.clone().with_keys("pooler=false").proxied().await;
+    let (admin, mutex) = (store.admin().await, name("slow"));
+    let mut session = open(&backend, &mutex).await;
+    take(&mut *session).await;
+    let renewed_at = async || -> std::time::SystemTime {
+        let renewed = "SELECT renewed_at FROM simba_mutex WHERE mutex = $1";
+        admin.query_one(renewed, &[&mutex.as_str()]).await.unwrap().get(0)
+    };
+    let (taken_at, before) = (renewed_at().await, network.requests());
+    network.delay(Duration::from_millis(200), Duration::ZERO);
+    network.cut();
+    let answered = async {
+        // The first one may still go out over the connection that broke.
+        while session.contend(Prior::Nothing).await.is_err() {}
+    };
+    let arrived = async {
+        network.until(|counts| counts.requests >= before + 4).await;
+        // The reply to the fourth request is still under way, and never arrives.
+        network.stall_replies();
+        while renewed_at().await == taken_at {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        network.pass();
+    };
+    soon("a call arrives, and is answered", async { tokio::join!(answered, arrived) }).await;
+}
+
 /// What a server that takes no writes answers does not count, however well it reads.
 #[tokio::test]
 async fn a_server_that_became_read_only_is_not_read() {

@@ -4,19 +4,26 @@
 
 mod common;
 
+use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use common::{Private, Store, USER, freeze, name, open, open_as, soon, take};
 use simba_core::{Answer, Holding, Intent, MutexName, Operate as _, Prior, Session};
 use simba_postgres::PostgresBackend;
 use simba_servers::Setup;
+use simba_tck::FaultProxy;
 use tokio_postgres::Client;
 
 /// A handle whose statements wait long enough for a locked row, known to the server by a name of its own.
 async fn patient(store: &Store, application: &str) -> PostgresBackend {
+    patient_at(store, application, store.address()).await
+}
+
+/// The same at another address of the server.
+async fn patient_at(store: &Store, application: &str, address: SocketAddr) -> PostgresBackend {
     store.set_up().await;
     let store = store.clone().with_keys(&format!("application_name={application}"));
-    let config = store.config(store.address()).with_lock_timeout(Duration::from_secs(10));
+    let config = store.config(address).with_lock_timeout(Duration::from_secs(10));
     PostgresBackend::connect(config.with_statement_timeout(Duration::from_secs(20))).await.unwrap()
 }
 
@@ -114,6 +121,158 @@ async fn a_renewal_after_a_release_takes_nothing() {
     }
     let mut next = open_as(&backend, &mutex, Intent::Try).await;
     take(&mut *next).await;
+}
+
+/// Waits until the server carries out no statement of this application.
+async fn is_done(admin: &Client, application: &str) {
+    let active =
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1 AND state = 'active')";
+    let done = async {
+        while admin.query_one(active, &[&application]).await.unwrap().get::<_, bool>(0) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("every statement ends", done).await;
+}
+
+/// A take that waits at the server for a locked row, and whose connection is gone.
+struct InDoubt {
+    session: Box<dyn Session>,
+    /// Kept, since it carries the connections.
+    _proxy: FaultProxy,
+    backend: PostgresBackend,
+    application: String,
+}
+
+impl InDoubt {
+    /// Makes the mutex free, has a session take it while `admin` has its row locked, and cuts the connection.
+    /// The session takes as one that is in the queue, or as one that is not.
+    async fn begin<'a>(
+        store: &Store,
+        mutex: &MutexName,
+        queued: bool,
+        admin: &'a mut Client,
+    ) -> (Self, tokio_postgres::Transaction<'a>) {
+        let application = mutex.as_str().to_owned();
+        let proxy = FaultProxy::start(store.address()).await.unwrap();
+        let backend = patient_at(store, &application, proxy.address()).await;
+        let others = patient(store, "others").await;
+        let (mut holder, mut session) = (open(&others, mutex).await, open(&backend, mutex).await);
+        let token = take(&mut *holder).await;
+        if queued {
+            assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+        }
+        holder.release(Holding::Under(token)).await.unwrap();
+        let (frozen, watcher) = (freeze(admin, mutex).await, store.admin().await);
+        let cut = async {
+            waits_for_a_lock(&watcher, &application).await;
+            proxy.cut();
+        };
+        let (answer, ()) = tokio::join!(session.contend(Prior::Nothing), cut);
+        answer.expect_err("the connection is gone");
+        (Self { session, _proxy: proxy, backend, application }, frozen)
+    }
+}
+
+/// A take whose connection broke may still wait for the row. After a release that was confirmed it must take nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_in_doubt_holds_nothing_after_a_release() {
+    for queued in [false, true] {
+        let (store, mutex) = (Store::shared(), name("doubt"));
+        let (mut admin, watcher) = (store.admin().await, store.admin().await);
+        let (mut doubt, frozen) = InDoubt::begin(&store, &mutex, queued, &mut admin).await;
+        let unlock = async {
+            // A release that waits for no row is confirmed by now.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            frozen.rollback().await.unwrap();
+        };
+        let (released, ()) = tokio::join!(doubt.session.release(Holding::Unknown), unlock);
+        released.unwrap();
+        is_done(&watcher, &doubt.application).await;
+        let owner = doubt.backend.read(&mutex).await.unwrap().owner;
+        assert_eq!(owner, None, "broken: nothing is held after a release");
+    }
+}
+
+/// A release without a token may reach the row before a take that waits for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_takes_nothing_whose_token_was_raised_while_it_waited_for_the_row() {
+    for queued in [false, true] {
+        let (store, mutex) = (Store::shared(), name("raised"));
+        let (mut admin, watcher) = (store.admin().await, store.admin().await);
+        let (doubt, frozen) = InDoubt::begin(&store, &mutex, queued, &mut admin).await;
+        let raise = "UPDATE simba_mutex SET token = token + 1 WHERE mutex = $1";
+        frozen.execute(raise, &[&mutex.as_str()]).await.unwrap();
+        frozen.commit().await.unwrap();
+        is_done(&watcher, &doubt.application).await;
+        let owner = doubt.backend.read(&mutex).await.unwrap().owner;
+        assert_eq!(owner, None, "broken: a take that is too late takes nothing");
+    }
+}
+
+/// The same for takes that go out together, of which one waits for a row that another transaction is making. On one
+/// thread, so that the third and fourth call always go out together.
+#[tokio::test]
+async fn takes_in_one_statement_take_nothing_whose_token_was_raised_while_it_waited() {
+    let (store, free, new) = (Store::shared(), name("raised"), name("raised"));
+    let proxy = FaultProxy::start(store.address()).await.unwrap();
+    let backend = patient_at(&store, free.as_str(), proxy.address()).await;
+    let others = patient(&store, "others").await;
+    let mut holder = open(&others, &free).await;
+    let token = take(&mut *holder).await;
+    holder.release(Holding::Under(token)).await.unwrap();
+    let mut sessions = Vec::new();
+    for mutex in [&name("raised"), &name("raised"), &free, &new] {
+        sessions.push(open_as(&backend, mutex, Intent::Try).await);
+    }
+    // Both calls before the two find their rows at once.
+    for session in &mut sessions[..2] {
+        take(&mut **session).await;
+    }
+    let (mut admin, watcher) = (store.admin().await, store.admin().await);
+    let making = admin.transaction().await.unwrap();
+    let make = "INSERT INTO simba_mutex VALUES ($1, '', '', 0, now(), now(), now(), now())";
+    making.execute(make, &[&new.as_str()]).await.unwrap();
+    let cut = async {
+        waits_for_a_lock(&watcher, free.as_str()).await;
+        proxy.cut();
+    };
+    let taken = sessions.iter_mut().map(|session| session.contend(Prior::Unknown));
+    let (answers, ()) = tokio::join!(futures_util::future::join_all(taken), cut);
+    assert!(answers[2].is_err() && answers[3].is_err(), "the connection is gone");
+    let raise = "UPDATE simba_mutex SET token = token + 1 WHERE mutex = $1";
+    watcher.execute(raise, &[&free.as_str()]).await.unwrap();
+    making.rollback().await.unwrap();
+    is_done(&watcher, free.as_str()).await;
+    let owner = backend.read(&free).await.unwrap().owner;
+    assert_eq!(owner, None, "broken: a take that is too late takes nothing");
+}
+
+/// Alone, and together with others in one statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_without_a_token_raises_the_token_of_a_free_mutex() {
+    let (store, admin) = (Store::shared(), Store::shared().admin().await);
+    let backend = store.backend().await;
+    for many in [1, 8] {
+        let (mut sessions, mut tokens) = (Vec::new(), Vec::new());
+        for _ in 0..many {
+            let mutex = name("raises");
+            let mut session = open(&backend, &mutex).await;
+            let token = take(&mut *session).await;
+            session.release(Holding::Under(token)).await.unwrap();
+            sessions.push(session);
+            tokens.push((mutex, token));
+        }
+        let released = sessions.iter_mut().map(|session| session.release(Holding::Unknown));
+        for released in futures_util::future::join_all(released).await {
+            released.unwrap();
+        }
+        for (mutex, token) in tokens {
+            let now = "SELECT token FROM simba_mutex WHERE mutex = $1";
+            let now: i64 = admin.query_one(now, &[&mutex.as_str()]).await.unwrap().get(0);
+            assert!(now as u64 > token.get(), "broken: a take that still waits for the row finds its token");
+        }
+    }
 }
 
 /// A server that keeps what is not synced in memory for ten seconds.

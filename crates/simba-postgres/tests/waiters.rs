@@ -35,23 +35,35 @@ async fn subscribed(store: &Store, mutex: &MutexName, many: i64) {
     soon("all waiters are subscribed", queued).await;
 }
 
-/// A waiter on a runtime of its own, which stands still like a stopped process, and ends like a killed one.
+/// Keeps the user from opening more connections than it has, less `fewer`.
+async fn limit_connections(admin: &tokio_postgres::Client, fewer: i64) {
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1";
+    let limit = admin.query_one(count, &[&USER]).await.unwrap().get::<_, i64>(0) - fewer;
+    admin.batch_execute(&format!("ALTER ROLE {USER} CONNECTION LIMIT {limit}")).await.unwrap();
+}
+
+/// Waiters on a runtime of their own, which stand still like a stopped process, and end like a killed one.
 struct Doomed {
     orders: mpsc::Sender<&'static str>,
     thread: JoinHandle<()>,
 }
 
 impl Doomed {
-    /// Lets a contender wait for the mutex.
+    /// Lets a contender wait for the mutex at this place of the queue.
     async fn waits_for(store: &Store, mutex: &MutexName, place: i64) -> Self {
+        Self::wait_for(store, mutex, place..=place).await
+    }
+
+    /// Lets one contender wait for the mutex at each of these places of the queue.
+    async fn wait_for(store: &Store, mutex: &MutexName, places: std::ops::RangeInclusive<i64>) -> Self {
         let (orders, to_do) = mpsc::channel();
-        let (its_store, its_mutex) = (store.clone(), mutex.clone());
+        let (its_store, its_mutex, last) = (store.clone(), mutex.clone(), *places.end());
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let (simba, waiting) = runtime.block_on(async {
                 let simba = simba(&its_store).await;
-                let waiting = simba.contend(its_mutex);
-                waiting.start().unwrap();
+                let waiting: Vec<_> = places.map(|_| simba.contend(its_mutex.clone())).collect();
+                waiting.iter().for_each(|waiting| waiting.start().unwrap());
                 (simba, waiting)
             });
             // The runtime only works within `block_on`.
@@ -62,7 +74,7 @@ impl Doomed {
             runtime.shutdown_background();
             std::mem::forget((simba, waiting));
         });
-        subscribed(store, mutex, place).await;
+        subscribed(store, mutex, last).await;
         Self { orders, thread }
     }
 
@@ -106,16 +118,26 @@ async fn killed_waiters_are_passed_over() {
     soon("the live one is notified", waiting.acquired()).await.unwrap();
 }
 
-/// The mutex is free and promised to a waiter that never takes it; nobody is left to notify the next one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_that_is_killed_when_it_is_its_turn_is_passed_over() {
+    process_killed_on_its_turn_is_passed_over(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_waiters_of_a_process_that_is_killed_on_its_turn_are_passed_over() {
+    process_killed_on_its_turn_is_passed_over(2).await;
+}
+
+/// The mutex is free and promised to the first of several waiters of a process that never takes it. No client is left to
+/// notify the next one.
+async fn process_killed_on_its_turn_is_passed_over(waiters: i64) {
     let (store, mutex) = (Store::shared(), name("killed"));
     let (one, two) = (simba(&store).await, simba(&store).await);
     let guard = soon("a lock", one.locker(mutex.clone()).lock()).await.unwrap();
-    let doomed = Doomed::waits_for(&store, &mutex, 1).await;
+    let doomed = Doomed::wait_for(&store, &mutex, 1..=waiters).await;
     let waiting = two.contend(mutex.clone());
     waiting.start().unwrap();
-    subscribed(&store, &mutex, 2).await;
+    subscribed(&store, &mutex, waiters + 1).await;
     doomed.stop();
     guard.release().await.unwrap();
     one.shutdown().await;
@@ -156,6 +178,73 @@ async fn a_waiter_keeps_its_place_when_its_connections_break() {
     soon("a release", guard.release()).await.unwrap();
     soon("the first one is first", waiting[0].acquired()).await.unwrap();
     assert!(!waiting[1].is_owner());
+}
+
+/// The advisory lock of a waiter ends with its connection for wake-ups, although the waiter lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_not_passed_over_while_its_wake_up_connection_is_down() {
+    let private = Private::start(Setup::postgres()).await;
+    let (store, mutex) = (&private.store, name("cut"));
+    let handles = [simba(store).await, simba(store).await, simba(store).await];
+    let guard = soon("a lock", handles[0].locker(mutex.clone()).lock()).await.unwrap();
+    let mut waiting = Vec::new();
+    for (place, handle) in (1..).zip(&handles[1..]) {
+        let contention = handle.contend(mutex.clone());
+        contention.start().unwrap();
+        subscribed(store, &mutex, place).await;
+        waiting.push(contention);
+    }
+    let admin = store.admin().await;
+    // The connection that is cut cannot be opened again.
+    limit_connections(&admin, 1).await;
+    let cut = "SELECT pg_terminate_backend(l.pid) FROM simba_waiter w \
+               JOIN pg_locks l ON l.locktype = 'advisory' \
+                   AND l.objid::bigint = hashtext(w.channel)::bigint & 4294967295 \
+               WHERE w.mutex = $1 ORDER BY w.place LIMIT 1";
+    assert!(admin.query_one(cut, &[&mutex.as_str()]).await.unwrap().get::<_, bool>(0));
+    let unlocked = "SELECT NOT starts_with(channel, 'simba_live_') FROM simba_waiter \
+                    WHERE mutex = $1 ORDER BY place LIMIT 1";
+    let renewed = async {
+        while !admin.query_one(unlocked, &[&mutex.as_str()]).await.unwrap().get::<_, bool>(0) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("the entry of the first waiter needs no lock any more", renewed).await;
+    soon("a release", guard.release()).await.unwrap();
+    // Longer than the second waiter takes to poll.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(!waiting[1].is_owner(), "broken: a waiter that lives is not passed over");
+    admin.batch_execute(&format!("ALTER ROLE {USER} CONNECTION LIMIT -1")).await.unwrap();
+    soon("the first waiter is served first", waiting[0].acquired()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_entry_of_a_waiter_that_cannot_subscribe_is_renewed() {
+    let private = Private::start(Setup::postgres()).await;
+    let (store, mutex) = (&private.store, name("unsubscribed"));
+    let (one, two) = (simba(store).await, simba(store).await);
+    let _guard = soon("a lock", one.locker(mutex.clone()).lock()).await.unwrap();
+    let admin = store.admin().await;
+    limit_connections(&admin, 0).await;
+    // The entry ends after two seconds unless it is renewed, and the next poll comes after forty.
+    let waiting = two.contend(mutex.clone());
+    waiting.start().unwrap();
+    // How long the entry still lasts, and whether a lock shows that its waiter lives.
+    let entry = "SELECT extract(epoch FROM until - clock_timestamp())::float8, starts_with(channel, 'simba_live_') \
+                 FROM simba_waiter WHERE mutex = $1";
+    let renewed = async {
+        loop {
+            if let Some(row) = admin.query_opt(entry, &[&mutex.as_str()]).await.unwrap() {
+                assert!(!row.get::<_, bool>(1), "the handle cannot subscribe");
+                let left: f64 = row.get(0);
+                if left > 20.0 {
+                    return;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("the entry is renewed", renewed).await;
 }
 
 /// A waiter of an older version, or one behind a pooler, holds no lock: its entry's lease decides.
@@ -213,6 +302,32 @@ async fn a_full_queue_of_notifications_fails_no_release() {
     soon("a waiter leaves", another.stop()).await.unwrap();
     soon("a stop", waiting.stop()).await.unwrap();
     assert!(soon("a try", simba.locker(mutex).try_lock()).await.unwrap().is_some());
+}
+
+/// Two statements are sent alone, the third is gathered and goes out as a batch of one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_of_notifications_fails_no_release_of_several_at_once() {
+    let private = Private::start(Setup::postgres()).await;
+    break_notifications(&private, "54000").await;
+    let backend = private.store.clone().with_keys("pooler=false").backend().await;
+    for releases in [3, 8] {
+        let (mut holders, mut waiters) = (Vec::new(), Vec::new());
+        for _ in 0..releases {
+            let mutex = name("full");
+            let (mut holder, mut waiter) = (open(&backend, &mutex).await, open(&backend, &mutex).await);
+            let token = take(&mut *holder).await;
+            assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+            holders.push((holder, token));
+            waiters.push(waiter);
+        }
+        let released = holders.iter_mut().map(|(holder, token)| holder.release(Holding::Under(*token)));
+        for released in soon("all releases", futures_util::future::join_all(released)).await {
+            released.expect("broken: a release needs no notification");
+        }
+        for waiter in &mut waiters {
+            take(&mut **waiter).await;
+        }
+    }
 }
 
 /// A notification takes a lock that the whole server shares: none is sent where nobody listens.

@@ -1,5 +1,6 @@
 -- Takes the mutex if it is free and no live waiter is before us, and leaves the queue; else tells who has it, as it
 -- was before the row could be locked. What is ours has a number of watchers, all else has none.
+-- As in take, a free row that got another token while this statement waited for it is not taken.
 WITH took AS (
     UPDATE {mutex} m SET
         owner = $2,
@@ -15,7 +16,8 @@ WITH took AS (
         waited = CASE WHEN m.waited > 0 THEN m.waited + 1 ELSE m.waited - 1 END
     WHERE {bound} {synced} m.mutex = $1 AND (
         (m.session = $3 AND m.until > clock_timestamp())
-        OR (m.until <= clock_timestamp() AND coalesce((
+        OR (m.until <= clock_timestamp() AND m.token = (SELECT s.token FROM {mutex} s WHERE s.mutex = m.mutex)
+            AND coalesce((
             SELECT w.session FROM {waiter} w
             WHERE w.mutex = $1 AND NOT w.watches AND w.until > clock_timestamp() AND (w.session = $3 OR {alive})
             ORDER BY w.place LIMIT 1), $3) = $3))

@@ -19,7 +19,8 @@ WITH wish AS (
         SELECT FROM {mutex} h
         WHERE {bound} {synced} h.mutex = w.mutex AND (
             (h.session = w.session AND h.until > clock_timestamp())
-            OR (w.takes AND h.until <= clock_timestamp() AND h.waited <= 0))
+            OR (w.takes AND h.until <= clock_timestamp() AND h.waited <= 0
+                AND h.token = (SELECT s.token FROM {mutex} s WHERE s.mutex = h.mutex)))
         FOR NO KEY UPDATE SKIP LOCKED) h
 ), took AS (
     UPDATE {mutex} m SET
