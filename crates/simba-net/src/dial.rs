@@ -193,14 +193,18 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_address_has_its_share_of_a_short_limit() {
-        let silent: Vec<_> = (1..=9).map(|host| Unanswering::bind(([127, 0, 1, host], 0))).collect();
+        let silent: Vec<_> = (1..=40).map(|host| Unanswering::bind(([127, 0, 1, host], 0))).collect();
         let answering = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut addresses: Vec<_> = silent.iter().map(|host| host.address).collect();
         addresses.push(answering.local_addr().unwrap());
         let (began, limit) = (SystemClock.now(), Duration::from_millis(400));
         first_to_answer(addresses, limit, &SystemClock, TcpStream::connect).await.unwrap();
-        let whole = 9 * HEAD_START;
-        assert!(SystemClock.now() - began < whole, "nine tenths of {limit:?} are far less than {whole:?}");
+        // Ten seconds: room for a machine that stands still.
+        let whole = 40 * HEAD_START;
+        assert!(
+            SystemClock.now() - began < whole,
+            "a share of {limit:?} for each is far less than {whole:?}"
+        );
     }
 
     #[tokio::test]

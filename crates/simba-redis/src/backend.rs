@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
-use simba_core::{Backend, Claim, Clock, ErrorKind, Operate, Result, Session, SystemClock};
+use simba_core::{Backend, Claim, Clock, ErrorKind, Intent, Operate, Result, Session, SystemClock};
 use tokio::task::AbortHandle;
 
 use crate::config::RedisConfig;
@@ -91,6 +91,25 @@ impl RedisBackend {
     }
 }
 
+impl RedisBackend {
+    /// Refuses a `wait_timeout` that could cost holders their lease: while the server waits for replicas, it answers
+    /// no renewal of the handle, and the next wait may come right behind.
+    fn check_replica_wait(&self, claim: &Claim) -> Result<()> {
+        let Some(wait) = self.shared.context.settings.wait else { return Ok(()) };
+        let (ttl, most) = (claim.lease.ttl(), claim.lease.ttl() / 6);
+        if claim.intent == Intent::Observe || wait.timeout <= most {
+            return Ok(());
+        }
+        let message = format!(
+            "`wait_timeout` is {:?}, more than a sixth of the ttl ({ttl:?}): renewals wait meanwhile. Set \
+             `wait_timeout` in the URL to at most {most:?}, or the ttl to at least {:?}",
+            wait.timeout,
+            wait.timeout * 6
+        );
+        Err(error::new(ErrorKind::Invalid, message))
+    }
+}
+
 impl Shared {
     fn close(&self) {
         self.closed.get_or_init(|| ());
@@ -134,6 +153,7 @@ impl Backend for RedisBackend {
             );
             return Err(error::new(ErrorKind::Invalid, message));
         }
+        self.check_replica_wait(&claim)?;
         Ok(Box::new(RedisSession::new(Arc::clone(&self.shared), claim)))
     }
 

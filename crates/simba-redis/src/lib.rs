@@ -25,8 +25,9 @@
 //! - Redis ends leases by its wall clock. A clock that is set forward, or a promoted replica whose clock is ahead, ends
 //!   them early: then two may hold. A step is warned of, and found by a probe.
 //! - Fair: waiters get the mutex in the order in which they came, and nobody passes a live waiter. A waiter that
-//!   is gone is skipped at once on a standalone server. One that stands still, or that is gone behind sentinels or
-//!   in a cluster, delays the next by its poll at the most.
+//!   is gone is skipped at once on a standalone server. One that stands still or dies just after it was woken, or that
+//!   is gone behind sentinels or in a cluster, delays the next by a second; by its poll at the most if the next one is
+//!   gone as well.
 //! - Hints are hints: nothing that is published changes who holds.
 //!
 //! # Beside JVM Simba
@@ -39,7 +40,7 @@
 //! |---|---|
 //! | `simba:{<mutex>}` | the holder's id, for as long as its lease lasts; also the channel of `acquired@@<id>` |
 //! | `simba:{<mutex>}:contender` | the queue; the channel `simba:{<mutex>}:<id>` tells a waiter `released@@<id>` |
-//! | `simba:{<mutex>}:fence` | the last token, and which session it was given to, or whom the mutex is promised to for up to a tenth of a second; kept for `fence_retention` after the last use |
+//! | `simba:{<mutex>}:fence` | the last token, and which session it was given to, or whom the mutex is promised to for up to a second; kept for `fence_retention` after the last use |
 //! | `simba:{<mutex>}:alive` | until when the places of our waiters last |
 //!
 //! The channel `simba:{<mutex>}:owner` tells of releases, where somebody observes.
@@ -59,7 +60,7 @@
 //! | `timeout` | `1s` | how long a reply may be overdue before the connection counts as broken |
 //! | `connect_timeout` | `2s` | how long a connection may take |
 //! | `ping` | `5s` | how often a connection reads the server's clock, which is also the sign of life of an idle connection |
-//! | `wait_replicas`, `wait_timeout` | `0`, `500ms` | how many replicas must have an acquisition, and how long they may take |
+//! | `wait_replicas`, `wait_timeout` | `0`, `500ms` | how many replicas must have an acquisition, and how long they may take: at most a sixth of the ttl |
 //! | `fence_retention` | `1day` | how long the last token of a mutex is kept after its last use |
 //! | `db` | `0` | the database, where the path does not tell |
 //! | `sentinel_user`, `sentinel_password` | none | the login at the sentinels |

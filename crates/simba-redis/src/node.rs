@@ -1,6 +1,6 @@
 //! One server's command connection, kept alive: broken off when silent, made anew when gone.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use crate::pipe::{Limits, Pipe};
 use crate::resp::{self, Reply};
 use crate::scripts::{Invocation, Script, Scripts};
 use crate::sentinel::Sentinel;
+use crate::spread_probe::Spread;
 use crate::stream::Stream;
 use crate::wire::Wire;
 
@@ -24,14 +25,18 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A connection that lasted this long was a good one, and so was one that answered a call: the next is tried at once.
 pub(crate) const GOOD: Duration = Duration::from_millis(200);
+/// How many connections in a row may end at the probe before one goes without: a proxy may hang up at it.
+const PROBES: u32 = 2;
 
 /// What all connections of one handle share.
 pub(crate) struct Context {
     pub(crate) settings: Settings,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) scripts: Scripts,
-    /// Whether the last probe found keys of different mutexes on different servers.
-    pub(crate) spread: Arc<AtomicBool>,
+    /// Whether keys of different mutexes are on different servers.
+    pub(crate) spread: Arc<Spread>,
+    /// The newest state of the sentinels that this handle has followed.
+    pub(crate) sentinel_epoch: AtomicU64,
     /// Notified when commands go to another server than before, though no connection was lost.
     pub(crate) moved: Notify,
 }
@@ -39,7 +44,8 @@ pub(crate) struct Context {
 impl Context {
     pub(crate) fn new(settings: Settings, clock: Arc<dyn Clock>) -> Self {
         let scripts = Scripts::new(settings.fence_retention);
-        Self { settings, clock, scripts, spread: Arc::default(), moved: Notify::new() }
+        let (spread, sentinel_epoch, moved) = (Arc::default(), AtomicU64::new(0), Notify::new());
+        Self { settings, clock, scripts, spread, sentinel_epoch, moved }
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -279,6 +285,7 @@ async fn supervise(
     mut first: Option<(Stream, Address)>,
 ) {
     let mut backoff = backoff();
+    let mut ended_at_probe = 0;
     loop {
         let opened = match first.take() {
             Some(first) => Ok(first),
@@ -287,8 +294,16 @@ async fn supervise(
         match opened {
             Ok((stream, address)) => {
                 let (began, pipe) = (context.clock.now(), Pipe::new(Arc::clone(&context.spread)));
+                if ended_at_probe >= PROBES {
+                    pipe.skip_probe();
+                } else if !matches!(source, Source::Member(_)) {
+                    // Before any call. The nodes of a cluster have one call per mutex in any case.
+                    pipe.probe_spread();
+                }
                 let cause = carry(&source, &context, &state, &pipe, &server_clock, stream, &address).await;
                 tracing::debug!(server = %address, %cause, "the connection is lost");
+                let at_probe = pipe.is_probing() && error::is_hang_up(&cause);
+                ended_at_probe = if at_probe { ended_at_probe + 1 } else { 0 };
                 // A server that is still a replica is not worth a fast reconnect.
                 let useful = pipe.has_answered() && !error::words(&cause).is_some_and(error::is_no_master);
                 if useful || context.clock.now() - began >= GOOD {
@@ -314,10 +329,6 @@ async fn carry(
     stream: Stream,
     address: &Address,
 ) -> Error {
-    // Before any call. The nodes of a cluster have one call per mutex in any case.
-    if !matches!(source, Source::Member(_)) {
-        pipe.probe_spread();
-    }
     state.send_replace(State::Up(pipe.clone()));
     tracing::debug!(server = %address, "connected");
     let cause = tokio::select! {

@@ -1,7 +1,6 @@
 //! What operators need.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -75,7 +74,7 @@ impl Operate for RedisBackend {
     async fn probe(&self) -> Result<Probe> {
         let clock = &self.shared.context.clock;
         let mut probe = Probe::default();
-        if self.shared.context.spread.load(Ordering::Relaxed) {
+        if self.shared.context.spread.is_spread() {
             probe.findings.push(Finding::new(
                 "keys of different mutexes are on different servers: a proxy spreads them, so calls cannot be combined",
                 "connect to the server itself, or with `redis+cluster://` to a cluster",

@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use crate::error;
 use crate::node::GOOD;
 use crate::resp::{self, Reply};
 use crate::scripts::{Invocation, Script, Scripts, Usual};
-use crate::spread_probe;
+use crate::spread_probe::{self, Spread, Verdict};
 use crate::stream::Stream;
 
 /// How many replies may be outstanding; beyond that the server does not keep up, and who asks is told.
@@ -44,8 +43,8 @@ struct Inner {
     filled: Notify,
     /// Rung for what has time.
     begun: Notify,
-    /// Whether the last probe found keys on several servers; shared by all connections of the handle.
-    spread: Arc<AtomicBool>,
+    /// Shared by all connections of the handle.
+    spread: Arc<Spread>,
 }
 
 /// Whether a command goes out at once.
@@ -68,6 +67,8 @@ struct Outbox {
     /// Whether one script reaches the keys of all mutexes; `None` until a probe has shown it. Calls share a script
     /// only then: elsewhere it would take a mutex on the wrong server.
     one_server: Option<bool>,
+    /// The reply to a probe is outstanding, or was when the connection ended.
+    probing: bool,
     /// The last probe showed nothing: it is sent again.
     probe_again: bool,
     expected: VecDeque<Expected>,
@@ -106,7 +107,7 @@ enum Expected {
 }
 
 impl Pipe {
-    pub(crate) fn new(spread: Arc<AtomicBool>) -> Self {
+    pub(crate) fn new(spread: Arc<Spread>) -> Self {
         let (outbox, filled, begun) = (Mutex::default(), Notify::new(), Notify::new());
         Self { inner: Arc::new(Inner { outbox, filled, begun, spread }) }
     }
@@ -119,8 +120,19 @@ impl Pipe {
             outbox.add(None, |out| out.extend_from_slice(write));
         }
         outbox.expect(Expected::SpreadProbe, |out| out.extend_from_slice(&probe.read));
+        outbox.probing = true;
         drop(outbox);
         self.inner.filled.notify_one();
+    }
+
+    /// Sends each call by itself, without a probe.
+    pub(crate) fn skip_probe(&self) {
+        self.inner.outbox().one_server = Some(false);
+    }
+
+    /// Returns whether a probe has no reply, also after the connection has ended.
+    pub(crate) fn is_probing(&self) -> bool {
+        self.inner.outbox().probing
     }
 
     /// Sends what `write` writes, which is one command, and waits for its reply.
@@ -376,9 +388,12 @@ impl Pipe {
                 }
                 (Expected::SpreadProbe, reply) => {
                     outbox.answer(None, Reply::Nil);
-                    outbox.one_server = spread_probe::verdict(&reply);
-                    outbox.probe_again = outbox.one_server.is_none();
-                    self.note_spread(outbox.one_server, &reply);
+                    let verdict = spread_probe::verdict(&reply);
+                    outbox.probing = false;
+                    outbox.probe_again = verdict == Verdict::Unknown;
+                    outbox.one_server =
+                        (verdict != Verdict::Unknown).then_some(verdict == Verdict::OneServer);
+                    self.record_spread(verdict, &reply);
                 }
                 (Expected::Many(_), _) => return Err(error::unasked()),
             }
@@ -386,9 +401,8 @@ impl Pipe {
         Ok(())
     }
 
-    fn note_spread(&self, one_server: Option<bool>, reply: &Reply) {
-        let Some(one_server) = one_server else { return };
-        if !self.inner.spread.swap(!one_server, Ordering::Relaxed) && !one_server {
+    fn record_spread(&self, verdict: Verdict, reply: &Reply) {
+        if self.inner.spread.record(verdict) {
             tracing::warn!(
                 ?reply,
                 "redis: keys of different mutexes are on different servers, most likely behind a proxy; each call is \
@@ -531,7 +545,7 @@ impl Outbox {
 pub(crate) fn server_time(reply: &Reply) -> Option<Duration> {
     let [seconds, micros] = reply.array()? else { return None };
     let number = |reply: &Reply| reply.text()?.parse().ok();
-    Some(Duration::from_secs(number(seconds)?) + Duration::from_micros(number(micros)?))
+    Duration::from_secs(number(seconds)?).checked_add(Duration::from_micros(number(micros)?))
 }
 
 impl Inner {

@@ -1,7 +1,6 @@
 //! To the server that has a mutex, however many there are.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use simba_core::Result;
 
@@ -41,9 +40,9 @@ impl Route {
     }
 
     /// Returns whether publishing tells who listens. Behind a proxy that spreads keys a message is published on
-    /// another server than the one with the subscription.
+    /// another server than the one with the subscription, so a probe must have shown that there is one server.
     pub(crate) fn is_standalone(&self) -> bool {
-        self.standalone && !self.context.spread.load(Ordering::Relaxed)
+        self.standalone && self.context.spread.is_one_server()
     }
 
     pub(crate) fn is_cluster(&self) -> bool {

@@ -4,6 +4,10 @@
 //! for several mutexes would then take a mutex on a server that does not have it, while another handle takes it where
 //! it is. So every connection first writes keys with tags of their own one by one, and reads them back in one script.
 
+use std::sync::{Mutex, PoisonError};
+
+use simba_core::ErrorKind;
+
 use crate::error;
 use crate::resp::{self, Reply};
 
@@ -41,12 +45,92 @@ pub(crate) fn commands() -> Commands {
     Commands { writes, read: resp::command(&words) }
 }
 
-/// Returns whether all keys were on one server; `None` if the reply does not say.
-pub(crate) fn verdict(reply: &Reply) -> Option<bool> {
+/// What the reply to a probe shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    OneServer,
+    Spread,
+    /// Nothing, because the server takes no writes now: probe again.
+    Unknown,
+    /// Nothing, because the user lacks a right.
+    Refused,
+}
+
+/// Reads the reply to a probe.
+pub(crate) fn verdict(reply: &Reply) -> Verdict {
     match reply {
-        Reply::Int(found) => Some(usize::try_from(*found) == Ok(KEYS)),
-        // For example out of memory. It may be so for one key and not for another, so nothing is shown.
-        Reply::Error(words) if error::refused(words).is_transient() => None,
-        _ => Some(false),
+        // The script runs where its first key is, so it finds that one at least, unless the writes were refused.
+        Reply::Int(0) => Verdict::Unknown,
+        Reply::Int(found) if usize::try_from(*found) == Ok(KEYS) => Verdict::OneServer,
+        Reply::Error(words) => match error::refused(words) {
+            // For example out of memory. It may be so for one key and not for another, so nothing is shown.
+            refused if refused.is_transient() => Verdict::Unknown,
+            refused if refused.kind() == ErrorKind::Denied => Verdict::Refused,
+            _ => Verdict::Spread,
+        },
+        _ => Verdict::Spread,
+    }
+}
+
+/// Whether the keys of different mutexes are on different servers, by the last probe of a handle that showed it. Not
+/// known at first.
+#[derive(Debug, Default)]
+pub(crate) struct Spread(Mutex<Option<bool>>);
+
+impl Spread {
+    /// Returns whether a probe found keys on different servers.
+    pub(crate) fn is_spread(&self) -> bool {
+        self.get() == Some(true)
+    }
+
+    /// Returns whether a probe found all keys on one server.
+    pub(crate) fn is_one_server(&self) -> bool {
+        self.get() == Some(false)
+    }
+
+    /// Records what a probe showed; returns whether keys are spread that were not known to be.
+    pub(crate) fn record(&self, verdict: Verdict) -> bool {
+        let spread = match verdict {
+            Verdict::OneServer => false,
+            Verdict::Spread => true,
+            Verdict::Unknown | Verdict::Refused => return false,
+        };
+        let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(spread);
+        spread && before != Some(true)
+    }
+
+    fn get(&self) -> Option<bool> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_writes_and_missing_rights_do_not_show_spread_keys() {
+        let error = |words: &str| Reply::Error(words.into());
+        assert_eq!(verdict(&Reply::Int(64)), Verdict::OneServer);
+        assert_eq!(verdict(&Reply::Int(31)), Verdict::Spread);
+        assert_eq!(verdict(&error("CROSSSLOT Keys in request don't hash to the same slot")), Verdict::Spread);
+        assert_eq!(verdict(&Reply::Int(0)), Verdict::Unknown);
+        assert_eq!(verdict(&error("OOM command not allowed")), Verdict::Unknown);
+        assert_eq!(verdict(&error("NOPERM No permissions to access a key")), Verdict::Refused);
+    }
+
+    #[test]
+    fn before_a_probe_has_shown_it_keys_are_neither_spread_nor_on_one_server() {
+        let spread = Spread::default();
+        for verdict in [Verdict::Unknown, Verdict::Refused] {
+            assert!(!spread.record(verdict));
+            assert!(!spread.is_spread() && !spread.is_one_server());
+        }
+        assert!(!spread.record(Verdict::OneServer));
+        assert!(spread.is_one_server());
+        assert!(spread.record(Verdict::Spread), "it is new");
+        assert!(!spread.record(Verdict::Spread), "it is known");
+        spread.record(Verdict::Refused);
+        assert!(spread.is_spread(), "what shows nothing changes nothing");
     }
 }

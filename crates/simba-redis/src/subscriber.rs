@@ -1,10 +1,10 @@
 //! The one connection that hears what is published, for all sessions.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use simba_core::{Demand, Hub, Listener, Result, within};
+use simba_core::{Demand, Hub, Listener, Moment, Result, within};
 
 use crate::error;
 use crate::node::{Context, GOOD, backoff};
@@ -19,6 +19,10 @@ pub(crate) type Channel = Arc<str>;
 const CHUNK: usize = 1000;
 /// How many looks without a sign of life make a silent connection a broken one.
 const SILENT_LOOKS: u32 = 4;
+/// How long after `next@@…` a waiter looks: the scripts promise the mutex to the waiter before it for a second.
+const AFTER_PROMISE: Duration = Duration::from_millis(1050);
+/// How many such looks may be planned; without one, the poll remains.
+const MOST_PLANNED: usize = 1 << 16;
 
 /// Who listens, and what the server is known to tell us of.
 pub(crate) struct Ears {
@@ -82,17 +86,21 @@ struct Hearing<'a> {
     /// How many confirmations of a channel are outstanding. A subscription that was cancelled before it was confirmed
     /// is none.
     unconfirmed: HashMap<Channel, u32>,
+    /// Who is to look later, and when, in this order.
+    planned: VecDeque<(Moment, Channel)>,
 }
 
 enum Event {
     Reply(Result<Reply>),
     Demand(Demand<Channel>),
     Look,
+    Planned,
 }
 
 impl<'a> Hearing<'a> {
     fn new(ears: &'a Ears, context: &'a Context, wire: Wire) -> Self {
-        Self { ears, context, wire, heard: false, waiting: false, unconfirmed: HashMap::new() }
+        let (unconfirmed, planned) = (HashMap::new(), VecDeque::new());
+        Self { ears, context, wire, heard: false, waiting: false, unconfirmed, planned }
     }
 
     async fn run(mut self) -> Result<()> {
@@ -104,16 +112,25 @@ impl<'a> Hearing<'a> {
         let every = self.context.settings.timeout / SILENT_LOOKS;
         let mut look = clock.sleep_until(clock.now() + every);
         let (mut silent, mut idle) = (0, Duration::ZERO);
+        let mut planned = None;
         loop {
+            if planned.is_none() {
+                planned = self.planned.front().map(|(at, _)| clock.sleep_until(*at));
+            }
             let event = tokio::select! {
                 biased;
                 reply = self.wire.reply() => Event::Reply(reply),
                 demand = self.ears.hub.demand() => Event::Demand(demand),
                 () = &mut look => Event::Look,
+                () = when_planned(&mut planned) => Event::Planned,
             };
             match event {
                 Event::Reply(reply) => self.heed(&reply?),
                 Event::Demand(demand) => self.meet(&demand).await?,
+                Event::Planned => {
+                    planned = None;
+                    self.ring_planned(clock.now());
+                }
                 Event::Look => {
                     look = clock.sleep_until(clock.now() + every);
                     silent = if self.waiting && !self.heard { silent + 1 } else { 0 };
@@ -161,6 +178,14 @@ impl<'a> Hearing<'a> {
             .unwrap_or_else(|| Err(error::silent(limit)))
     }
 
+    fn ring_planned(&mut self, now: Moment) {
+        while self.planned.front().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, channel)) = self.planned.pop_front() {
+                self.ears.hub.ring(&channel);
+            }
+        }
+    }
+
     fn heed(&mut self, reply: &Reply) {
         self.heard = true;
         self.waiting = false;
@@ -178,11 +203,24 @@ impl<'a> Hearing<'a> {
             Heard::Message(channel) => {
                 self.ears.hub.ring(&channel.into());
             }
+            Heard::Next(channel) => {
+                if self.planned.len() < MOST_PLANNED {
+                    self.planned.push_back((self.context.clock.now() + AFTER_PROMISE, channel.into()));
+                }
+            }
             Heard::Refused(words) => {
                 tracing::warn!(cause = %error::refused(words), "cannot subscribe: waiters poll");
             }
             Heard::Nothing => {}
         }
+    }
+}
+
+/// Completes at the end of the sleep; never without one.
+async fn when_planned(sleep: &mut Option<impl Future<Output = ()> + Unpin>) {
+    match sleep {
+        Some(sleep) => sleep.await,
+        None => std::future::pending().await,
     }
 }
 
@@ -197,12 +235,14 @@ fn confirm(unconfirmed: &mut HashMap<Channel, u32>, channel: &str) -> bool {
     }
 }
 
-/// What is worth heeding. A message is a hint: only its channel counts, never what it says.
+/// What is worth heeding. A message is a hint: it says when to look, and nothing else.
 #[derive(Debug, PartialEq, Eq)]
 enum Heard<'a> {
     Subscribed(&'a str),
     Unsubscribed(&'a str),
     Message(&'a str),
+    /// The waiter before was woken.
+    Next(&'a str),
     Refused(&'a str),
     Nothing,
 }
@@ -224,6 +264,9 @@ impl<'a> Heard<'a> {
                 [kind, channel, Reply::Bulk(event)] if kind.text() == Some("message") && is_event(event) => {
                     channel.text().map_or(Self::Nothing, Self::Message)
                 }
+                [kind, channel, Reply::Bulk(event)] if kind.text() == Some("message") && is_next(event) => {
+                    channel.text().map_or(Self::Nothing, Self::Next)
+                }
                 _ => Self::Nothing,
             },
             _ => Self::Nothing,
@@ -235,6 +278,10 @@ impl<'a> Heard<'a> {
 fn is_event(event: &[u8]) -> bool {
     let known = |event: &str| event.starts_with("acquired@@") || event.starts_with("released@@");
     event.len() <= LONGEST && std::str::from_utf8(event).is_ok_and(known)
+}
+
+fn is_next(event: &[u8]) -> bool {
+    event.len() <= LONGEST && event.starts_with(b"next@@")
 }
 
 #[cfg(test)]
@@ -253,6 +300,7 @@ mod tests {
     fn events_are_told_from_noise() {
         assert_eq!(Heard::of(&message("acquired@@a@@b")), Heard::Message("simba:{m}"));
         assert_eq!(Heard::of(&message("released@@x@")), Heard::Message("simba:{m}"));
+        assert_eq!(Heard::of(&message("next@@x@")), Heard::Next("simba:{m}"));
         let long = format!("released@@{}", "x".repeat(1 << 20));
         for event in ["", "@@", "renewed@@a", "released", &long] {
             assert_eq!(Heard::of(&message(event)), Heard::Nothing, "{event:.20}");

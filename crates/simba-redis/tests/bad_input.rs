@@ -178,24 +178,25 @@ async fn busy_error(simba: &Simba, mutex: &MutexName) -> Error {
     }
 }
 
-/// A server that lets everyone in and answers every script with the same words.
-async fn fake(words: &'static str) -> (SocketAddr, Arc<AtomicUsize>) {
+/// Starts a server that lets everyone in and answers one command always with the same reply; counts these.
+async fn fake(name: &'static str, reply: impl Into<String>) -> (SocketAddr, Arc<AtomicUsize>) {
+    let fixed = reply.into();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            let calls = Arc::clone(&counted);
+            let (calls, fixed) = (Arc::clone(&counted), fixed.clone());
             tokio::spawn(async move {
                 let mut buffer = Vec::new();
                 while stream.read_buf(&mut buffer).await.is_ok_and(|read| read > 0) {
                     while let Ok(Some((command, length))) = resp::parse(&buffer) {
                         buffer.drain(..length);
                         let reply = match command.array().and_then(|words| words[0].text()) {
-                            Some("EVALSHA") => {
+                            Some(word) if word == name => {
                                 calls.fetch_add(1, Ordering::SeqCst);
-                                format!("-{words}\r\n")
+                                fixed.clone()
                             }
                             Some("SCRIPT") => format!("$40\r\n{}\r\n", "a".repeat(40)),
                             Some("INFO") => "$0\r\n\r\n".into(),
@@ -215,17 +216,27 @@ async fn fake(words: &'static str) -> (SocketAddr, Arc<AtomicUsize>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_34_a_server_that_loads_or_has_lost_its_master_is_unavailable() {
     for words in ["LOADING Redis is loading the dataset in memory", "MASTERDOWN Link with MASTER is down"] {
-        let (address, _) = fake(words).await;
+        let (address, _) = fake("EVALSHA", format!("-{words}\r\n")).await;
         let error = error_of(&open(address).await, &name()).await;
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
+}
+
+/// A reply to `TIME` that no clock has must not end the task that keeps the connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_time_beyond_all_bounds_leaves_the_connection_alone() {
+    let number = "$20\r\n18446744073709551615\r\n";
+    let (address, times) = fake("TIME", format!("*2\r\n{number}{number}")).await;
+    let config = RedisConfig::from_url(&format!("redis://{address}?ping=50ms").parse().unwrap()).unwrap();
+    let _backend = RedisBackend::connect(config).await.unwrap();
+    until("the clock is read again", || times.load(Ordering::SeqCst) >= 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_refusal_is_tried_more_than_twice_a_second() {
     let refusals = ["NOPERM no", "WRONGTYPE no", "ERR something new", "MOVED 1 127.0.0.1:1"];
     for words in refusals {
-        let (address, calls) = fake(words).await;
+        let (address, calls) = fake("EVALSHA", format!("-{words}\r\n")).await;
         let contention = open(address).await.contend(name());
         contention.start().unwrap();
         until("it is told", || contention.last_error().is_some()).await;

@@ -65,7 +65,7 @@ async fn lose_master(
     };
     let ((loss, late), (new, since)) = tokio::join!(falls, rises);
     assert_eq!(loss, Loss::Deadline, "broken: who cannot renew loses at the deadline");
-    assert!(late < Duration::from_secs(2), "broken: a loss is told on time, not {late:?} late");
+    assert!(late < Duration::from_secs(4), "broken: a loss is told on time, not {late:?} late");
     let next = async {
         tokio::select! {
             biased;

@@ -13,7 +13,7 @@ use common::{Admin, Store, long, soon};
 use futures_util::future::join_all;
 use simba_core::{
     Answer, Backend as _, Claim, ContenderId, ErrorKind, FencingToken, Holding, Intent, Lease, MutexName,
-    Prior, Result, Session,
+    Operate as _, Prior, Result, Session,
 };
 use simba_redis::RedisBackend;
 use simba_servers::Setup;
@@ -449,6 +449,46 @@ async fn a_right_that_is_missing_costs_speed_alone() {
         last = tokens;
     }
     assert_eq!(held(&mut admin), 0);
+}
+
+/// Returns whether the handle believes that keys are spread over servers.
+async fn finds_spread_keys(backend: &RedisBackend) -> bool {
+    let findings = backend.probe().await.unwrap().findings;
+    findings.iter().any(|finding| finding.problem.contains("different servers"))
+}
+
+#[tokio::test]
+async fn a_server_that_was_full_at_the_connect_is_not_taken_for_several() {
+    let store = store().with_keys("ping=100ms");
+    let mut admin = store.admin();
+    admin.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let backend = store.backend().await;
+    assert!(!finds_spread_keys(&backend).await, "broken: refused writes show nothing");
+    admin.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    let mut sessions = sessions(&backend).await;
+    let shares = async {
+        loop {
+            let before = calls(&mut admin);
+            let tokens = tokens(contend(&mut sessions, Prior::Nothing).await);
+            release(&mut sessions, &tokens).await.into_iter().for_each(|freed| freed.unwrap());
+            if calls(&mut admin) - before < 2 * MANY as u64 / 3 {
+                return;
+            }
+        }
+    };
+    soon("calls share a script once the server has room", shares).await;
+}
+
+#[tokio::test]
+async fn a_user_without_a_right_to_the_keys_of_the_probe_finds_no_spread_keys() {
+    let store = store();
+    let mut admin = store.admin();
+    admin.admit();
+    admin.ask(&["ACL", "SETUSER", common::USER, "resetkeys", "~simba:{row-*}*"]);
+    let backend = store.backend_as_is().await;
+    assert!(!finds_spread_keys(&backend).await, "broken: a missing right shows nothing");
+    let simba = common::simba(backend, long());
+    simba.locker(common::name()).lock().await.unwrap().release().await.unwrap();
 }
 
 /// A server without memory takes no new key, and frees what it has.

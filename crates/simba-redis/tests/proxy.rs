@@ -8,7 +8,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
-use common::{Admin, Store, long, resp, soon};
+use common::{Admin, Store, long, resp, soon, until};
 use futures_util::future::join_all;
 use simba_core::{
     Answer, Backend as _, Claim, ContenderId, ErrorKind, Intent, MutexName, Prior, Session, Simba,
@@ -164,7 +164,52 @@ async fn a_proxy_without_scripts_is_named_in_the_error() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_probe_leaves_no_key_on_a_server_of_its_own() {
     let store = Store::private(Setup::redis());
-    let backend = store.backend().await;
-    assert_eq!(store.admin().int(&["DBSIZE"]), 0);
-    drop(backend);
+    let (_backend, mut admin) = (store.backend().await, store.admin());
+    until("the probe was made", || {
+        admin.text(&["INFO", "commandstats"]).is_some_and(|stats| stats.contains("cmdstat_eval:calls=1,"))
+    })
+    .await;
+    assert_eq!(admin.int(&["DBSIZE"]), 0);
+}
+
+/// Starts a proxy in front of a server that ends the connection at the script of a probe, as one that limits how many
+/// keys a command may have.
+fn hangs_up_at_many_keys(server: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    // Ends with the process.
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                let mut client = Peer::new(client);
+                let mut server = Peer::new(TcpStream::connect(server).unwrap());
+                while let Some((words, raw)) = client.message() {
+                    if words == "EVAL" || server.ask(&raw).and_then(|reply| client.send(&reply)).is_none() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_hangs_up_at_the_probe_is_used_without_it() {
+    let store = Store::private(Setup::redis());
+    let simba = Simba::new(backend(hangs_up_at_many_keys(store.address)).await);
+    let lock = async {
+        loop {
+            match simba.locker(mutex(0)).try_lock().await {
+                Ok(guard) => return guard.unwrap(),
+                Err(error) => assert!(error.is_transient(), "{error}"),
+            }
+        }
+    };
+    let guard = soon("a mutex is acquired", lock).await;
+    // On the same connection: none of its calls is hung up at.
+    for n in 1..20 {
+        simba.locker(mutex(n)).try_lock().await.unwrap().unwrap().release().await.unwrap();
+    }
+    guard.release().await.unwrap();
 }

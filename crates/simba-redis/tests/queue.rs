@@ -174,6 +174,34 @@ async fn row_25_a_stopped_head_of_the_queue_blocks_nobody() {
     }
 }
 
+/// It was woken, and stands still or dies before it comes. Nobody polls within the test.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_25_a_woken_waiter_that_does_not_come_keeps_the_next_out_for_a_second() {
+    let store = store();
+    let mut admin = store.admin();
+    let alive = simba(store.backend().await, long());
+    for peers in [0, 3] {
+        let mutex = name();
+        let (stopped, proxy) = store.proxied().await;
+        let stopped = simba(stopped, long());
+        let (leader, _) = lead(&alive, &mutex).await;
+        let head = wait(&stopped, &mutex, &mut admin).await;
+        let head = (head.id().unwrap(), head);
+        // Dead waiters between the two.
+        for n in 0..peers {
+            let (id, key) = (format!("dead-{n}"), format!("simba:{{{mutex}}}"));
+            let place = admin.text(&["ZSCORE", &format!("{key}:contender"), head.0.as_str()]).unwrap();
+            admin.int(&["ZADD", &format!("{key}:contender"), &format!("{place}1"), &id]);
+            admin.int(&["ZADD", &format!("{key}:alive"), "9000000000000.5", &id]);
+        }
+        let next = wait(&alive, &mutex, &mut admin).await;
+        proxy.stall();
+        leader.stop().await.unwrap();
+        soon("the next waiter comes after the promise", next.acquired()).await.unwrap();
+        next.stop().await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_26_a_thousand_dead_waiters_cost_one_release() {
     let store = store();

@@ -144,6 +144,10 @@ impl ZookeeperSession {
     async fn renew(&mut self, node: Node, prior: Prior) -> Result<Option<Answer>> {
         let began = self.client().now();
         let urgency = if prior == Prior::Held { Urgency::Renewal } else { Urgency::Turn };
+        if prior != Prior::Held {
+            // Before the check: a cut from before it does not shorten what the check proves.
+            self.cuts = self.client().cuts();
+        }
         let mut checked = self.check(node, urgency);
         // After the check was handed over: a cut that is not seen here fails the check.
         if prior == Prior::Held && self.is_cut() {

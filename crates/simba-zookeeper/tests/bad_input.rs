@@ -96,7 +96,7 @@ async fn server_that_hangs_up(connections: Arc<AtomicUsize>) -> SocketAddr {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_grants_and_hangs_up_is_not_stormed() {
+async fn a_server_that_grants_and_hangs_up_sees_few_connections() {
     let connections = Arc::new(AtomicUsize::new(0));
     let address = server_that_hangs_up(Arc::clone(&connections)).await;
     let simba = Simba::new(connect(&format!("zookeeper://{address}")).await.unwrap());
@@ -119,7 +119,7 @@ async fn nobody_there_and_nobody_who_answers_are_out_of_reach() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_rights_nobody_storms_the_server() {
+async fn without_rights_the_server_is_asked_seldom() {
     let _ = Zookeeper::as_least();
     let (backend, network) = Zookeeper::at(format!("zookeeper://{}/least-rights", address())).proxied().await;
     let simba = Simba::new(backend);

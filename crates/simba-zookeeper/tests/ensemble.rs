@@ -173,15 +173,15 @@ async fn row_73_a_holder_at_a_follower_without_a_quorum_loses_before_another_lea
         let mutex = name();
         let holder = contend(&one, &mutex, short());
         let tenure = leads(&holder).await;
-        let heir = contend(&two, &mutex, short());
-        sees(&heir, &tenure).await;
+        let next_leader = contend(&two, &mutex, short());
+        sees(&next_leader, &tenure).await;
         sleep(short().ttl().mul_f64(fastrand::f64())).await;
         cut_off.cut();
         let lost = async {
             tenure.lost().await;
             SystemClock.now()
         };
-        let led = async { (leads(&heir).await, SystemClock.now()) };
+        let led = async { (leads(&next_leader).await, SystemClock.now()) };
         let (lost, (next, led)): (Moment, (Tenure, Moment)) =
             timeout(PATIENCE, async { tokio::join!(lost, led) }).await.expect("broken: somebody leads");
         assert!(
@@ -192,7 +192,7 @@ async fn row_73_a_holder_at_a_follower_without_a_quorum_loses_before_another_lea
         assert!(led >= lost, "broken: who loses learns of it first");
         assert!(next.token() > tenure.token(), "broken: tokens grow");
         cut_off.heal();
-        heir.stop().await.unwrap();
+        next_leader.stop().await.unwrap();
         let again = leads(&holder).await;
         assert!(again.token() > next.token(), "broken: who was cut off comes back with a greater token");
         timeout(PATIENCE, holder.stop()).await.expect("broken: a contention stops").unwrap();
@@ -237,8 +237,8 @@ async fn a_reconnect_that_grants_a_shorter_session_shortens_the_tenure() {
     let lease = Lease::new(Duration::from_secs(70), Duration::from_secs(40)).unwrap();
     let holder = contend(&one, &mutex, lease);
     let tenure = leads(&holder).await;
-    let heir = contend(&two, &mutex, patient());
-    sees(&heir, &tenure).await;
+    let next_leader = contend(&two, &mutex, patient());
+    sees(&next_leader, &tenure).await;
     let probe = simba(&ensemble.url()).await.operate().unwrap().probe().await.unwrap();
     let warned =
         probe.findings.iter().any(|finding| finding.problem.contains("a reconnect can shorten a lease"));
@@ -257,7 +257,7 @@ async fn a_reconnect_that_grants_a_shorter_session_shortens_the_tenure() {
     // The first server may report the session to the leader once more, for the longer time.
     sleep(Duration::from_secs(2)).await;
     strict.stall();
-    let next = leads(&heir).await;
+    let next = leads(&next_leader).await;
     assert!(!tenure.is_held(), "broken: two hold");
     assert!(next.token() > tenure.token(), "broken: tokens grow");
 }

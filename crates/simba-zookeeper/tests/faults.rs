@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use common::peers::{PATIENCE, Peer, address, by_hand, leads, long, name, sees, soon, sturdy, within};
 use common::{Zookeeper, raw};
-use simba_core::{Answer, Backend as _, Claim, ContenderId, Holding, Prior};
+use simba_core::{Answer, Backend as _, Claim, ContenderId, Holding, Ownership, Prior, Session};
 use simba_core::{Clock as _, Lease, Loss, SystemClock};
-use simba_servers::{Setup, shared};
-use simba_tck::{Network as _, SkewedClock, rounds};
+use simba_servers::{Server, Setup, shared};
+use simba_tck::{Network as _, Proxies, SkewedClock, rounds};
 use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
 use tokio::time::sleep;
 
@@ -25,8 +25,8 @@ async fn row_48_a_session_that_the_server_ends_is_lost_and_begun_anew() {
         let mutex = name();
         let leader = one.contend(&mutex, sturdy());
         let tenure = leads(&leader).await;
-        let heir = two.contend(&mutex, sturdy());
-        sees(&heir, &tenure).await;
+        let next_leader = two.contend(&mutex, sturdy());
+        sees(&next_leader, &tenure).await;
         let path = format!("/simba/{mutex}");
         by_hand(move |raw| {
             let mut nodes = raw.children(&path);
@@ -40,9 +40,9 @@ async fn row_48_a_session_that_the_server_ends_is_lost_and_begun_anew() {
         .await;
         let loss = soon("who lost its session learns of it", tenure.lost()).await;
         assert!(matches!(loss, Loss::TakenBy(_) | Loss::Vanished), "{loss:?}");
-        let next = leads(&heir).await;
+        let next = leads(&next_leader).await;
         assert!(next.token() > tenure.token());
-        heir.stop().await.unwrap();
+        next_leader.stop().await.unwrap();
         let again = leads(&leader).await;
         assert!(again.token() > next.token(), "a new session has a new node");
         leader.stop().await.unwrap();
@@ -55,8 +55,8 @@ async fn row_49_a_short_disconnect_costs_no_tenure() {
     let mutex = name();
     let leader = one.contend(&mutex, long());
     let tenure = leads(&leader).await;
-    let heir = two.contend(&mutex, long());
-    sees(&heir, &tenure).await;
+    let next_leader = two.contend(&mutex, long());
+    sees(&next_leader, &tenure).await;
     for _ in 0..rounds() {
         one.network.stall();
         sleep(Duration::from_secs(1)).await;
@@ -65,7 +65,7 @@ async fn row_49_a_short_disconnect_costs_no_tenure() {
     one.network.cut();
     sleep(Duration::from_secs(1)).await;
     assert_eq!(tenure.loss(), None, "broken: the same tenure goes on");
-    assert!(!heir.is_owner(), "broken: nobody else leads");
+    assert!(!next_leader.is_owner(), "broken: nobody else leads");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -75,9 +75,9 @@ async fn row_49_after_a_loss_the_node_is_given_up_and_the_next_token_is_greater(
     let leader = one.contend(&mutex, sturdy());
     let mut tenure = leads(&leader).await;
     for round in 0..rounds() {
-        let heir = (round % 2 == 1).then(|| two.contend(&mutex, sturdy()));
-        if let Some(heir) = &heir {
-            sees(heir, &tenure).await;
+        let next_leader = (round % 2 == 1).then(|| two.contend(&mutex, sturdy()));
+        if let Some(next_leader) = &next_leader {
+            sees(next_leader, &tenure).await;
         }
         one.network.stall();
         let loss = within(PATIENCE, "a leader out of reach loses", tenure.lost()).await;
@@ -85,11 +85,11 @@ async fn row_49_after_a_loss_the_node_is_given_up_and_the_next_token_is_greater(
         // A third of the session's timeout is left: the node is still there.
         one.network.heal();
         let mut token = tenure.token();
-        if let Some(heir) = heir {
-            let next = leads(&heir).await;
+        if let Some(next_leader) = next_leader {
+            let next = leads(&next_leader).await;
             assert!(next.token() > token, "broken: {} after {token}", next.token());
             token = next.token();
-            heir.stop().await.unwrap();
+            next_leader.stop().await.unwrap();
         }
         let again = leads(&leader).await;
         assert!(again.token() > token, "broken: {} after {token}", again.token());
@@ -103,14 +103,14 @@ async fn a_leader_out_of_reach_for_long_comes_back_as_a_waiter() {
     let mutex = name();
     let leader = one.contend(&mutex, sturdy());
     let tenure = leads(&leader).await;
-    let heir = two.contend(&mutex, sturdy());
-    sees(&heir, &tenure).await;
+    let next_leader = two.contend(&mutex, sturdy());
+    sees(&next_leader, &tenure).await;
     one.network.stall();
-    let next = leads(&heir).await;
+    let next = leads(&next_leader).await;
     sleep(sturdy().total()).await;
     one.network.heal();
     sees(&leader, &next).await;
-    heir.stop().await.unwrap();
+    next_leader.stop().await.unwrap();
     assert!(leads(&leader).await.token() > next.token());
 }
 
@@ -309,20 +309,18 @@ async fn a_renewal_after_a_pause_grants_no_more_than_the_leader_surely_keeps() {
     assert!(again > all * 9 / 10, "broken: {again:?} of {all:?} are granted once the leader has heard of it");
 }
 
-/// The first thing that a holder can do about it needs no server: it may be cut off right after the grant.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_was_granted_for_less_is_shorter_without_another_answer() {
-    const SHORT: Duration = Duration::from_secs(8);
+/// A holder whose session was granted for less at a reconnect, the server, and the network between them.
+async fn granted_for_less(short: Duration) -> (Box<dyn Session>, Ownership, Server, Arc<Proxies>) {
     let server = Setup::zookeeper().start().unwrap();
     let (backend, network) = Zookeeper::at(server.url()).proxied().await;
     let lease = Lease::new(Duration::from_secs(70), Duration::from_secs(40)).unwrap();
     let mut session = backend.open(Claim::new(name(), ContenderId::generate(), lease)).await.unwrap();
     let Answer::Ours(first) = session.contend(Prior::Nothing).await.unwrap() else { panic!("it is free") };
-    assert!(first.remaining > SHORT * 2);
+    assert!(first.remaining > short * 2);
     let settings = server.dir().join("zoo.cfg");
     let text = std::fs::read_to_string(&settings).unwrap();
-    std::fs::write(&settings, format!("{text}maxSessionTimeout={}\n", SHORT.as_millis())).unwrap();
-    let _server = tokio::task::spawn_blocking(move || {
+    std::fs::write(&settings, format!("{text}maxSessionTimeout={}\n", short.as_millis())).unwrap();
+    let server = tokio::task::spawn_blocking(move || {
         let mut server = server;
         server.restart().unwrap();
         server
@@ -330,6 +328,32 @@ async fn a_session_that_was_granted_for_less_is_shorter_without_another_answer()
     .await
     .unwrap();
     within(PATIENCE, "a holder gets a hint", session.changed()).await.unwrap();
+    (session, first, server, network)
+}
+
+/// A fresh proof is not shortened by a cut from before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proof_after_a_shorter_grant_is_not_cut_by_it() {
+    const SHORT: Duration = Duration::from_secs(6);
+    let (mut session, first, _server, _network) = granted_for_less(SHORT).await;
+    let over = SystemClock.now() + SHORT;
+    while SystemClock.now() < over {
+        // As a holder whose calls were not answered.
+        let answer = soon("a holder is answered", session.contend(Prior::Unknown)).await.unwrap();
+        assert!(matches!(answer, Answer::Ours(_)), "{answer:?}");
+        sleep(Duration::from_millis(500)).await;
+    }
+    let answer = soon("a holder is answered", session.contend(Prior::Held)).await.unwrap();
+    let Answer::Ours(ours) = answer else { panic!("nobody else wants it: {answer:?}") };
+    assert!(!ours.remaining.is_zero(), "broken: a fresh proof lasts");
+    assert_eq!(ours.token, first.token);
+}
+
+/// The first thing that a holder can do about it needs no server: it may be cut off right after the grant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_was_granted_for_less_is_shorter_without_another_answer() {
+    const SHORT: Duration = Duration::from_secs(8);
+    let (mut session, first, _server, network) = granted_for_less(SHORT).await;
     network.stall();
     let answer = soon("a holder needs no server to know", session.contend(Prior::Held)).await.unwrap();
     let Answer::Ours(ours) = answer else { panic!("nobody else wants it: {answer:?}") };

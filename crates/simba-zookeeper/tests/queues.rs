@@ -139,13 +139,13 @@ async fn row_20_a_waiter_whose_watch_is_cut_off_looks_again() {
         let mutex = name();
         let leader = one.contend(&mutex, long());
         let tenure = leads(&leader).await;
-        let heir = two.contend(&mutex, long());
-        sees(&heir, &tenure).await;
+        let next_leader = two.contend(&mutex, long());
+        sees(&next_leader, &tenure).await;
         // The watch is gone with the connection; its poll is far too long to explain what follows.
         two.network.cut();
         leader.stop().await.unwrap();
-        assert!(leads(&heir).await.token() > tenure.token());
-        heir.stop().await.unwrap();
+        assert!(leads(&next_leader).await.token() > tenure.token());
+        next_leader.stop().await.unwrap();
     }
 }
 

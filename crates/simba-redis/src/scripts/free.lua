@@ -23,6 +23,11 @@ if owner == ARGV[1] and fence == ARGV[3] .. ' ' .. ARGV[2] and ARGV[4] == '0' an
     if heard > 0 or ARGV[5] ~= '1' then
       local promise = string.format('!%.0f %s ', now_ms + TURN, ARGV[3]) .. head
       redis.call('SET', KEYS[3], promise, 'PX', FENCE_KEPT)
+      -- The one behind it looks when the promise is over, as in `tell_next`.
+      for _, next in ipairs(redis.call('ZRANGE', KEYS[2], '0', ARGV[5] == '1' and '7' or '0')) do
+        if redis.call('ZSCORE', KEYS[4], next)
+          and redis.call('PUBLISH', KEYS[1] .. ':' .. next, 'next@@' .. owner) > 0 then break end
+      end
       return 1
     end
     -- It is gone, so the rest goes on with the next.

@@ -37,6 +37,15 @@ local function first()
   return redis.call('ZRANGE', KEYS[2], '0', '0')[1]
 end
 
+-- Tells the first live waiter of ours behind the one that was woken, so that it looks when the promise is over: the woken
+-- one may not come. Only a standalone server knows who is alive.
+local function tell_next(by, standalone)
+  for _, next in ipairs(redis.call('ZRANGE', KEYS[2], '0', standalone and '7' or '0')) do
+    if redis.call('ZSCORE', KEYS[4], next)
+      and redis.call('PUBLISH', KEYS[1] .. ':' .. next, 'next@@' .. by) > 0 then return end
+  end
+end
+
 -- Wakes the first live waiter of a free mutex, from `head` up to `last`, and promises it the mutex for a moment. It
 -- leaves the queue: a waiter that finds itself outside knows that it was woken, and one that does not come blocks
 -- nobody after its turn. Returns for how many ms the mutex is promised, false if there was no waiter.
@@ -61,6 +70,8 @@ local function wake_next(fence, head, by, last, now_ms, standalone)
           if next and next ~= last then
             redis.call('PUBLISH', KEYS[1] .. ':' .. next, 'released@@' .. by)
           end
+        else
+          tell_next(by, standalone)
         end
         return turn
       end

@@ -133,7 +133,7 @@ impl Wire {
                 let judged = self.token(place, &writer).await.map_err(|error| {
                     if hung_up(&error) { denied(place).with_source(error) } else { error }
                 })?;
-                if answer.is_proven_by(&judged) { Ok(()) } else { Err(impostor(place)) }
+                if answer.is_proven_by(&judged) { Ok(()) } else { Err(unproven(place)) }
             }
         }
     }
@@ -222,7 +222,7 @@ fn denied(place: &Place) -> Error {
 }
 
 /// The server let us in without showing that it knows the password.
-fn impostor(place: &Place) -> Error {
+fn unproven(place: &Place) -> Error {
     let message = format!(
         "{place} does not prove that it knows the password: check that it is the right server, and use TLS"
     );

@@ -102,25 +102,25 @@ pub(super) enum Cargo {
     /// For those who wait: their session is to be proven when their turn comes.
     Vigil,
     /// Checks whose callers were answered before the server answers.
-    Abandoned,
+    Unawaited,
     Close,
 }
 
 impl Cargo {
     /// Reads what a server answered.
-    fn read(&self, error: Option<Code>, body: &mut Reader<'_>) -> Result<Landed, Malformed> {
+    fn read(&self, error: Option<Code>, body: &mut Reader<'_>) -> Result<Answered, Malformed> {
         Ok(match (self, error) {
-            (Self::Abandoned | Self::Close, _) => Landed::Done,
-            (_, Some(code)) => Landed::Refused(code),
-            (Self::Job(job), None) => Landed::Reply(job.request.read(body)?),
-            (Self::Checks(checks), None) => Landed::Checked(message::checked(body, checks.len())?),
-            (Self::Vigil, None) => Landed::Checked(message::checked(body, 1)?),
+            (Self::Unawaited | Self::Close, _) => Answered::Done,
+            (_, Some(code)) => Answered::Refused(code),
+            (Self::Job(job), None) => Answered::Reply(job.request.read(body)?),
+            (Self::Checks(checks), None) => Answered::Checked(message::checked(body, checks.len())?),
+            (Self::Vigil, None) => Answered::Checked(message::checked(body, 1)?),
         })
     }
 }
 
 /// What a server answered.
-enum Landed {
+enum Answered {
     Done,
     Refused(Code),
     Reply(Reply),
@@ -334,9 +334,9 @@ impl Link {
                 // under way is lost with it.
                 let flight = self.flights.front().filter(|flight| flight.xid == xid);
                 let flight = flight.ok_or(Malformed("an answer came for another request"))?;
-                let landed = flight.what.read(Code::of(header.error), &mut body)?;
+                let answered = flight.what.read(Code::of(header.error), &mut body)?;
                 let flight = self.flights.pop_front();
-                return Ok(flight.and_then(|flight| self.landed(flight, landed, desk)));
+                return Ok(flight.and_then(|flight| self.conclude(flight, answered, desk)));
             }
         }
         Ok(None)
@@ -350,11 +350,11 @@ impl Link {
     }
 
     /// Concludes what was answered; gives what it means for the connection, if that is its end.
-    fn landed(&mut self, flight: Flight, landed: Landed, desk: &mut Desk) -> Option<End> {
+    fn conclude(&mut self, flight: Flight, answered: Answered, desk: &mut Desk) -> Option<End> {
         let sent = flight.sent;
-        match (flight.what, landed) {
+        match (flight.what, answered) {
             (Cargo::Close, _) => return Some(End::Closed),
-            (Cargo::Job(job), Landed::Refused(code)) => {
+            (Cargo::Job(job), Answered::Refused(code)) => {
                 // A watch on a node that is not there yet.
                 if let (message::Request::Exists { .. }, Code::NoNode) = (&job.request, code) {
                     self.watch(&job, &desk.shared);
@@ -362,26 +362,26 @@ impl Link {
                 desk.work.jobs.extend(job.conclude(Err(Failure::Refused(code))));
                 return end_of(code);
             }
-            (Cargo::Job(job), Landed::Reply(reply)) => {
+            (Cargo::Job(job), Answered::Reply(reply)) => {
                 if job.request.is_write() {
                     desk.shared.proofs.add(self.proof(sent));
                 }
                 self.watch(&job, &desk.shared);
                 desk.work.jobs.extend(job.conclude(Ok(reply)));
             }
-            (Cargo::Checks(checks), Landed::Refused(code)) => {
+            (Cargo::Checks(checks), Answered::Refused(code)) => {
                 checks.into_iter().for_each(|check| check.conclude(Err(Failure::Refused(code))));
                 return end_of(code);
             }
-            (Cargo::Checks(checks), Landed::Checked(errors)) => {
+            (Cargo::Checks(checks), Answered::Checked(errors)) => {
                 return self.checked(checks, &errors, sent, desk);
             }
-            (Cargo::Vigil, Landed::Refused(code)) => return end_of(code),
-            (Cargo::Vigil, Landed::Checked(errors)) => {
+            (Cargo::Vigil, Answered::Refused(code)) => return end_of(code),
+            (Cargo::Vigil, Answered::Checked(errors)) => {
                 return self.checked(Vec::new(), &errors, sent, desk);
             }
-            // A cargo is not read as what another one is answered by.
-            (Cargo::Job(_) | Cargo::Checks(_) | Cargo::Vigil | Cargo::Abandoned, _) => {}
+            // Nobody waits for an unawaited one. The rest cannot be: `Cargo::read` reads each as what it was sent for.
+            (Cargo::Job(_) | Cargo::Checks(_) | Cargo::Vigil | Cargo::Unawaited, _) => {}
         }
         None
     }
@@ -432,7 +432,7 @@ impl Link {
                 Cargo::Checks(checks) => {
                     checks.into_iter().for_each(|check| check.conclude(Err(Failure::Lost)));
                 }
-                Cargo::Vigil | Cargo::Abandoned | Cargo::Close => {}
+                Cargo::Vigil | Cargo::Unawaited | Cargo::Close => {}
             }
         }
         for job in again.into_iter().rev() {

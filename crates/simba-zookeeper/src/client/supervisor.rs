@@ -157,7 +157,7 @@ impl Supervisor {
         let error = Error::new(ErrorKind::Unavailable, "the session was granted for a shorter time");
         let failure = Failure::Unsent(error);
         for flight in flights {
-            if let Cargo::Checks(checks) = std::mem::replace(&mut flight.what, Cargo::Abandoned) {
+            if let Cargo::Checks(checks) = std::mem::replace(&mut flight.what, Cargo::Unawaited) {
                 checks.into_iter().for_each(|check| check.conclude(Err(failure.clone())));
             }
         }
@@ -305,7 +305,7 @@ mod tests {
         for mut outcome in [one, two, three] {
             assert!(matches!(outcome.try_recv(), Ok(Err(Failure::Unsent(_)))), "{outcome:?}");
         }
-        assert!(matches!(flights[0].what, Cargo::Abandoned), "its answer is still to come");
+        assert!(matches!(flights[0].what, Cargo::Unawaited), "its answer is still to come");
         assert_eq!((shared.proofs.cuts(), shared.proofs.left(7, Moment::ZERO)), (1, Duration::from_secs(5)));
     }
 }

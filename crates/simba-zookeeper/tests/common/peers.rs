@@ -1,4 +1,4 @@
-//! Contenders behind networks of their own, and a hand at the store.
+//! Contenders behind networks of their own, and a raw connection to the store.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
