@@ -231,7 +231,7 @@ async fn each_sentinel_is_asked_over_one_connection() {
     let is_kept = |client: &str| {
         let field = |name| client.split(' ').find_map(|field| field.strip_prefix(name)).unwrap();
         let number = |name| field(name).parse::<u32>().unwrap();
-        client.contains("cmd=sentinel|get-master-addr-by-name") && number("age=") >= 3 + number("idle=")
+        client.contains("cmd=sentinel|get-master-addr-by-name") && number("age=") >= 2 + number("idle=")
     };
     until("a connection to each sentinel is kept", || {
         let clients = |at| Admin::at(at).text(&["CLIENT", "LIST"]).unwrap();
