@@ -535,13 +535,11 @@ async fn row_41_an_application_that_uses_all_connections_up_costs_no_leader() {
 // ===== time =====
 
 /// Under it MySQL takes a minute to start, so the rows about the server's clock run on MariaDB alone.
-const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
-
 /// A server whose clock begins at this time of day in UTC, in a zone where clocks are set.
 async fn server_at(time: &str) -> Server {
     let setup = Setup::mariadb()
         .with_zone("America/Los_Angeles")
-        .with_env("LD_PRELOAD", FAKETIME)
+        .with_env("LD_PRELOAD", simba_servers::faketime_library(true))
         .with_env("TZ", "UTC")
         .with_env("FAKETIME", format!("@{time}"))
         .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
@@ -639,7 +637,7 @@ async fn row_43_a_step_of_the_server_s_clock_repeats_no_token() {
     let file = dir.path().join("time");
     std::fs::write(&file, "+0").unwrap();
     let setup = Setup::mariadb()
-        .with_env("LD_PRELOAD", FAKETIME)
+        .with_env("LD_PRELOAD", simba_servers::faketime_library(true))
         .with_env("FAKETIME_TIMESTAMP_FILE", &file)
         .with_env("FAKETIME_NO_CACHE", "1")
         .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
@@ -772,7 +770,7 @@ async fn row_45_a_client_whose_wall_clock_jumps_keeps_its_lead() {
     let child = tokio::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "jumping_client", "--ignored", "--nocapture"])
         .env(ORDERS, format!("{} {}", common::shared().await, common::name("row45")))
-        .env("LD_PRELOAD", FAKETIME)
+        .env("LD_PRELOAD", simba_servers::faketime_library(true))
         .env("FAKETIME_TIMESTAMP_FILE", &file)
         .env("FAKETIME_NO_CACHE", "1")
         .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")

@@ -147,7 +147,7 @@ async fn row_43_a_step_of_the_server_s_clock_is_told() {
     let file = dir.path().join("time");
     std::fs::write(&file, "+0").unwrap();
     let setup = Setup::mariadb()
-        .with_env("LD_PRELOAD", "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+        .with_env("LD_PRELOAD", simba_servers::faketime_library(true))
         .with_env("FAKETIME_TIMESTAMP_FILE", &file)
         .with_env("FAKETIME_NO_CACHE", "1")
         .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1");

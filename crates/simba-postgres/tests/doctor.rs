@@ -27,7 +27,7 @@ async fn problems(backend: &PostgresBackend) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_servers_whose_clocks_differ_are_found() {
     let ahead = Setup::postgres()
-        .with_env("LD_PRELOAD", "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+        .with_env("LD_PRELOAD", simba_servers::faketime_library(false))
         .with_env("FAKETIME", "+3s")
         .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     let (one, two) = (Private::start(Setup::postgres()).await, Private::start(ahead).await);

@@ -532,7 +532,7 @@ async fn row_42_the_hour_that_is_left_out_costs_no_leader() {
 /// A server that believes it is another time.
 fn faked(setup: Setup, time: &str) -> Setup {
     setup
-        .with_env("LD_PRELOAD", "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+        .with_env("LD_PRELOAD", simba_servers::faketime_library(false))
         .with_env("FAKETIME", format!("@{time}"))
         .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
 }
@@ -545,7 +545,7 @@ async fn row_43_a_step_of_the_server_s_clock_keeps_tokens_growing_and_is_told() 
     set("+0");
     std::fs::set_permissions(file.path(), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     let setup = Setup::postgres()
-        .with_env("LD_PRELOAD", "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+        .with_env("LD_PRELOAD", simba_servers::faketime_library(false))
         .with_env("FAKETIME_TIMESTAMP_FILE", file.path())
         .with_env("FAKETIME_NO_CACHE", "1")
         .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
