@@ -35,8 +35,8 @@ const STORES: [&str; 6] = [
 
 /// The command under the mutex: an exclusive lock that is taken already shows two holders, and tokens are written in
 /// the order of the holds.
-const WORK: &str =
-    "flock -n lock -c 'echo $SIMBA_FENCING_TOKEN $0 >> tokens; sleep 0.02' || echo $0 >> overlaps";
+const WORK: &str = "flock -n -E 99 lock sh -c 'echo $SIMBA_FENCING_TOKEN $0 >> tokens; sleep 0.02' $0; \
+     [ $? -ne 99 ] || echo $0 >> overlaps";
 
 /// Builds the version before, then lets both versions contend on every store, with kills. Two holders at once or a
 /// token that does not grow fail it; so does a version that never gets the mutex, unless the new one refuses the store.
