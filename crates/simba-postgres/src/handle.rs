@@ -91,7 +91,7 @@ pub(crate) struct Handle {
     /// Which place of the configuration is the one.
     pub(crate) place: AtomicUsize,
     pub(crate) warned: AtomicBool,
-    nature: AtomicU8,
+    pub(crate) nature: Arc<AtomicU8>,
     sessions: AtomicU64,
     gate: Gate,
 }
@@ -129,7 +129,7 @@ impl Handle {
             frees: Desk::new(Query::Free, Query::FreeMany),
             place: AtomicUsize::new(0),
             warned: AtomicBool::new(false),
-            nature: AtomicU8::new(nature as u8),
+            nature: Arc::new(AtomicU8::new(nature as u8)),
             sessions: AtomicU64::new(0),
             gate: Gate::default(),
             config,

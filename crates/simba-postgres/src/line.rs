@@ -209,6 +209,11 @@ impl Line {
         Box::pin(self.checked.get_or_init(|| self.look())).await.clone().map(drop)
     }
 
+    /// Whether [`check`](Self::check) has an answer already.
+    pub(crate) fn is_checked(&self) -> bool {
+        self.checked.get().is_some()
+    }
+
     /// Whether it is known that nothing stands between us and the server.
     pub(crate) fn is_direct(&self) -> bool {
         matches!(self.checked.get(), Some(Ok(true)))

@@ -33,7 +33,7 @@ pub(crate) async fn connect(handle: &Handle) -> Result<Arc<Wire>> {
     let first = handle.place.load(Ordering::Relaxed);
     let (place, line) = open_any(&handle.config, &*handle.clock, first, None).await?;
     handle.place.store(place, Ordering::Relaxed);
-    let wire = Arc::new(Wire::new(line));
+    let wire = Arc::new(Wire::new(line, &handle.nature));
     learn(handle, &wire, place != first);
     Ok(wire)
 }
@@ -45,7 +45,7 @@ async fn reconnect(handle: &Handle) -> Result<Arc<Wire>> {
         // One of several that takes no writes must fail no call: another one may.
         return connect(handle).await;
     };
-    let wire = Arc::new(Wire::new(open(&handle.config, &*handle.clock, place).await?));
+    let wire = Arc::new(Wire::new(open(&handle.config, &*handle.clock, place).await?, &handle.nature));
     handle.state.send_replace(State::Up(Arc::clone(&wire)));
     let limit = handle.config.connect_timeout;
     let checked = within(&*handle.clock, limit, wire.check()).await;

@@ -1,6 +1,7 @@
 //! The connection for commands: many calls on their way at once, answered in their order.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio_postgres::types::ToSql;
@@ -8,6 +9,7 @@ use tokio_postgres::{Row, Statement};
 
 use crate::config::PostgresConfig;
 use crate::error::{Fault, Trouble};
+use crate::handle::Nature;
 use crate::line::Line;
 use crate::statements::{Query, Statements};
 
@@ -20,15 +22,49 @@ pub(crate) type Param<'a> = &'a (dyn ToSql + Sync);
 ///
 /// Until it is known that one server process stays at its other end, nothing of a session is used on it: a
 /// statement prepared there could be another client's of the same name.
+///
+/// Behind a pooler one statement is under way at a time, and a call that is dropped ends the connection. PgBouncer 1.18
+/// gives a server process back as soon as one statement of a client that is gone was answered, and the answers to those
+/// behind it reach the next client.
 #[derive(Debug)]
 pub(crate) struct Wire {
     line: Line,
     prepared: OnceLock<Vec<Statement>>,
+    /// What the handle knows of the other end.
+    nature: Arc<AtomicU8>,
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// A statement behind a pooler; ends the connection if it is dropped before its answer has come.
+struct UnderWay<'a> {
+    line: &'a Line,
+    answered: bool,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.line.abort();
+        }
+    }
 }
 
 impl Wire {
-    pub(crate) const fn new(line: Line) -> Self {
-        Self { line, prepared: OnceLock::new() }
+    pub(crate) fn new(line: Line, nature: &Arc<AtomicU8>) -> Self {
+        let turn = tokio::sync::Mutex::const_new(());
+        Self { line, prepared: OnceLock::new(), nature: Arc::clone(nature), turn }
+    }
+
+    /// Waits for an answer; behind a pooler, first for those to all statements before it.
+    async fn answer<T>(&self, statement: impl Future<Output = T>) -> T {
+        if self.nature.load(Ordering::Acquire) != Nature::Pooled as u8 {
+            return statement.await;
+        }
+        let _turn = self.turn.lock().await;
+        let mut under_way = UnderWay { line: &self.line, answered: false };
+        let answer = statement.await;
+        under_way.answered = true;
+        answer
     }
 
     pub(crate) fn is_direct(&self) -> bool {
@@ -49,7 +85,10 @@ impl Wire {
     ///
     /// It is not.
     pub(crate) async fn check(&self) -> simba_core::Result<()> {
-        self.line.check().await
+        if self.line.is_checked() {
+            return self.line.check().await;
+        }
+        self.answer(self.line.check()).await
     }
 
     /// Gives an answer once it counts. The server was looked at in the same breath, so there is nothing more to
@@ -81,10 +120,11 @@ impl Wire {
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, Trouble> {
         if let Some(statement) = self.prepared.get().and_then(|prepared| prepared.get(query as usize)) {
-            return self.vouched(self.line.client.query(statement, params).await).await;
+            return self.vouched(self.answer(self.line.client.query(statement, params)).await).await;
         }
         let typed: Vec<_> = params.iter().copied().zip(query.types().iter().cloned()).collect();
-        self.vouched(self.line.client.query_typed(statements.bounded(query), &typed).await).await
+        let answer = self.answer(self.line.client.query_typed(statements.bounded(query), &typed)).await;
+        self.vouched(answer).await
     }
 
     /// Sends a statement that notifies nobody, for a server whose queue of notifications is full.
@@ -104,12 +144,12 @@ impl Wire {
         text: &str,
         params: &[(Param<'_>, tokio_postgres::types::Type)],
     ) -> Result<Vec<Row>, Trouble> {
-        self.vouched(self.line.client.query_typed(text, params).await).await
+        self.vouched(self.answer(self.line.client.query_typed(text, params)).await).await
     }
 
     /// Several statements without parameters in one transaction.
     pub(crate) async fn batch(&self, text: &str) -> Result<(), Trouble> {
-        self.vouched(self.line.client.batch_execute(text).await).await
+        self.vouched(self.answer(self.line.client.batch_execute(text)).await).await
     }
 
     /// Sets the session up and prepares what is asked often: only where the session is ours alone.
