@@ -125,9 +125,13 @@ async fn kept_back(on: Product) -> KeptBack {
     let claim = Claim::new(common::name("row18"), ContenderId::generate(), lease);
     let mutex = claim.mutex.clone();
     let mut session = backend.open(claim).await.unwrap();
-    // A handle that released the mutex takes it without a look before.
-    let first = token(session.contend(Prior::Nothing).await.unwrap()).unwrap();
-    session.release(Holding::Under(first)).await.unwrap();
+    // A handle that released the mutex takes it without a look before. After several turns all statements are prepared,
+    // so that the next request is the take.
+    for _ in 0..5 {
+        let first = token(session.contend(Prior::Nothing).await.unwrap()).unwrap();
+        session.release(Holding::Under(first)).await.unwrap();
+    }
+    sleep(ms(500)).await;
     let held = proxy.hold_next_request();
     let error = session.contend(Prior::Nothing).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
@@ -170,8 +174,9 @@ async fn row_18_a_take_that_arrives_after_its_session_gave_up_does_nothing(on: P
 /// mutex may be lost, although its renewal shares a connection and statements with the others.
 async fn row_37_a_frozen_transaction_costs_its_own_mutex_only(on: Product) {
     let connection = on.fixture().with_keys("connections=1").connect().await;
-    // MySQL waits for a locked row for a second, whatever it is told: a third of the ttl must be longer.
-    let lease = Lease::new(4 * SECOND, 3 * SECOND).unwrap();
+    // MySQL waits for a locked row for a second, whatever it is told: a third of the ttl must be much longer. A call that
+    // gives up earlier leaves a statement behind that keeps the rows of others locked while it waits.
+    let lease = Lease::new(9 * SECOND, 4 * SECOND).unwrap();
     let simba = Simba::builder(connection.backend).lease(lease).build();
     // What comes while a statement is under way goes out with the next: all of them together.
     connection.network.delay(ms(3), Duration::ZERO);
@@ -183,7 +188,7 @@ async fn row_37_a_frozen_transaction_costs_its_own_mutex_only(on: Product) {
         let tenure = timeout(30 * SECOND, contention.acquired()).await.unwrap().unwrap();
         leaders.push((contention, tenure));
     }
-    for _ in 0..rounds().min(2) {
+    for _ in 0..rounds().div_ceil(3) {
         let mut frozen = common::admin(&on.admin_url()).await;
         frozen.query_drop("BEGIN").await.unwrap();
         frozen

@@ -36,7 +36,8 @@ pub fn row_02_a_stopped_leader_wakes_up_as_none<F: Shared>(door: &'static str) {
         let leader = field.leader();
         stopped.push(leader.token);
         field.stop(leader.pid);
-        field.successor(leader.token);
+        // From its first write on, the resource refuses what the stopped one may have been about to write.
+        field.first("the next one works", |line| line.note == Note::Wrote && line.token > leader.token);
         let woken = field.signal(leader.pid, Signal::CONT);
         let lost = field.first("a leader that slept learns that it has lost", |line| {
             line.note == Note::Lost && line.token == leader.token
