@@ -23,9 +23,9 @@ pub(crate) type Param<'a> = &'a (dyn ToSql + Sync);
 /// Until it is known that one server process stays at its other end, nothing of a session is used on it: a
 /// statement prepared there could be another client's of the same name.
 ///
-/// Behind a pooler one statement is under way at a time, and a call that is dropped ends the connection. PgBouncer 1.18
-/// gives a server process back as soon as one statement of a client that is gone was answered, and the answers to those
-/// behind it reach the next client.
+/// Behind a pooler one statement is under way at a time, and a call that is dropped ends the connection. Behind
+/// PgBouncer 1.18 the first statement of a new connection was once answered without a row. The likely cause is a client
+/// that ended with several statements under way, whose remaining answers reached the next client.
 #[derive(Debug)]
 pub(crate) struct Wire {
     line: Line,

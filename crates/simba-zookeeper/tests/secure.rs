@@ -46,7 +46,7 @@ async fn row_66_whom_the_certificate_does_not_prove_is_refused() {
     let wrong_host = format!("zookeepers://127.0.0.1:{port}?tls-ca={ca}");
     assert_eq!(kind(wrong_host).await, Err(ErrorKind::Config), "the wrong host");
     let error = connect(&format!("zookeepers://localhost:{port}?tls-ca={other}")).await.unwrap_err();
-    assert!(error.to_string().contains("check its certificate"), "no cure: {error}");
+    assert!(error.to_string().contains("check its certificate"), "the error names the fix: {error}");
     let unknown = kind(format!("zookeepers://localhost:{port}")).await;
     assert_eq!(unknown, Err(ErrorKind::Config), "no public authority knows it");
     // The name and the authority can be told apart from each other.
@@ -89,11 +89,14 @@ async fn the_kit_runs_with_sasl() {
     run_sample(&Zookeeper::at(url)).await;
     let error = connect(&format!("zookeeper://{address}")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
-    assert!(error.to_string().contains("requires a login"), "no cure: {error}");
+    assert!(error.to_string().contains("requires a login"), "the error names the fix: {error}");
     for wrong in ["tck:wrong", "nobody:wrong"] {
         let error = connect(&format!("zookeeper://{wrong}@{address}?auth=sasl")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
-        assert!(error.to_string().contains("check the user and its password"), "no cure: {error}");
+        assert!(
+            error.to_string().contains("check the user and its password"),
+            "the error names the fix: {error}"
+        );
     }
 }
 
@@ -103,7 +106,7 @@ async fn a_server_without_a_list_of_users_is_told() {
     let address = plain.strip_prefix("zookeeper://").unwrap();
     let error = connect(&format!("zookeeper://tck:any@{address}?auth=sasl")).await.unwrap_err();
     assert!(!error.is_transient(), "{error:?}");
-    assert!(error.to_string().contains("check"), "no cure: {error}");
+    assert!(error.to_string().contains("check"), "the error names the fix: {error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,7 +122,7 @@ async fn row_65_who_has_no_rights_is_denied() {
         let simba = Simba::new(connect(&format!("zookeeper://{login}{address}/least-rights")).await.unwrap());
         let error = simba.locker("denied").lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
-        assert!(error.to_string().contains("check the credentials"), "no cure: {error}");
+        assert!(error.to_string().contains("check the credentials"), "the error names the fix: {error}");
         let error = simba.operate().unwrap().list().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
     }
