@@ -286,6 +286,7 @@ async fn supervise(
 ) {
     let mut backoff = backoff();
     let mut ended_at_probe = 0;
+    let mut last = None;
     loop {
         let opened = match first.take() {
             Some(first) => Ok(first),
@@ -293,6 +294,10 @@ async fn supervise(
         };
         match opened {
             Ok((stream, address)) => {
+                if last.replace(address.clone()).is_some_and(|last| last != address) {
+                    // Subscriptions may still be at the old master, which may not know that it is none.
+                    context.moved.notify_one();
+                }
                 let (began, pipe) = (context.clock.now(), Pipe::new(Arc::clone(&context.spread)));
                 if ended_at_probe >= PROBES {
                     pipe.skip_probe();

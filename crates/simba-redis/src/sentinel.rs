@@ -134,8 +134,11 @@ impl Sentinel {
             if let Some((_, view)) = &kept[at]
                 && (newer(view) || self.is_most(elsewhere))
             {
-                // Subscriptions may still be at the old master, which may not know that it is none.
-                context.moved.notify_one();
+                // The next connect asks a sentinel at random. It must not go back to the old master because that
+                // sentinel is cut off from the others.
+                if newer(view) {
+                    context.sentinel_epoch.fetch_max(view.epoch, Ordering::Relaxed);
+                }
                 let message = format!("the master is {} now, no longer {address}", view.address);
                 return error::new(ErrorKind::Unavailable, message);
             }
