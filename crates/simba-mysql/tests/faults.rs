@@ -38,6 +38,7 @@ on_both_servers! {
     row_37_a_frozen_transaction_costs_its_own_mutex_only
     row_37_many_locked_rows_cost_no_other_mutex
     row_37_a_call_does_not_pause_for_a_row_that_stayed_locked
+    renewals_without_a_reply_are_made_good_together
     row_38_a_cold_start_has_no_deadlocks
     row_39_what_the_server_undid_or_lost_is_tried_again_at_once
     row_40_killed_connections_cost_no_leader
@@ -125,18 +126,22 @@ async fn kept_back(on: Product) -> KeptBack {
     let claim = Claim::new(common::name("row18"), ContenderId::generate(), lease);
     let mutex = claim.mutex.clone();
     let mut session = backend.open(claim).await.unwrap();
-    // A handle that released the mutex takes it without a look before. After several turns all statements are prepared,
-    // so that the next request is the take.
-    for _ in 0..5 {
-        let first = token(session.contend(Prior::Nothing).await.unwrap()).unwrap();
-        session.release(Holding::Under(first)).await.unwrap();
-    }
-    sleep(ms(500)).await;
-    let held = proxy.hold_next_request();
+    // A handle that released the mutex takes it without a look before.
+    let first = token(session.contend(Prior::Nothing).await.unwrap()).unwrap();
+    session.release(Holding::Under(first)).await.unwrap();
+    // Statements may still be prepared: those requests do not name the mutex.
+    let held = hold_next_request_for(&proxy, &mutex);
     let error = session.contend(Prior::Nothing).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
     assert_eq!(owner_on(on, &mutex).await, "");
     KeptBack { proxy, _backend: backend, mutex, session, held }
+}
+
+/// Keeps back the next request that names this mutex: as text where the statement is prepared, by the codes of its bytes
+/// where it is not.
+fn hold_next_request_for(proxy: &FaultProxy, mutex: &MutexName) -> simba_tck::Held {
+    let codes: String = mutex.as_str().bytes().map(|byte| format!("{byte:02x}")).collect();
+    proxy.hold_next_request_with(&[mutex.as_str(), &codes])
 }
 
 async fn owner_on(on: Product, mutex: &MutexName) -> String {
@@ -293,6 +298,82 @@ async fn row_37_a_call_does_not_pause_for_a_row_that_stayed_locked(on: Product) 
     injector.refuse(1205, usize::MAX);
     sessions[1].contend(Prior::Held).await.unwrap_err();
     assert_eq!(injector.struck() - before, 5, "a row that was unlocked is paused for again");
+}
+
+/// Hands all calls over at once, then waits for the answers.
+async fn contend_all(sessions: &mut [Box<dyn Session>], prior: Prior) -> Vec<simba_core::Result<Answer>> {
+    let mut calls: Vec<_> = sessions.iter_mut().map(|session| session.contend(prior)).collect();
+    hand_over(&mut calls).await;
+    let mut answers = Vec::new();
+    for call in calls {
+        answers.push(call.await);
+    }
+    answers
+}
+
+/// Polls each call once, which puts it into the queue of its connection.
+async fn hand_over(calls: &mut [impl Future<Output = simba_core::Result<Answer>> + Unpin]) {
+    std::future::poll_fn(|context| {
+        for call in &mut *calls {
+            assert!(std::pin::Pin::new(call).poll(context).is_pending());
+        }
+        std::task::Poll::Ready(())
+    })
+    .await;
+}
+
+/// A hundred renewals share a statement that gets no reply, in time or at all. The next tries share statements too:
+/// one by one they would take a hundred round trips or more.
+async fn renewals_without_a_reply_are_made_good_together(on: Product) {
+    let proxy = FaultProxy::start(on.shared().await).await.unwrap();
+    let backend = common::connect(&format!("{}?connections=1", common::least_url(proxy.address()))).await;
+    let lease = Lease::new(9 * SECOND, 60 * SECOND).unwrap();
+    let (mut names, mut sessions) = (Vec::new(), Vec::new());
+    for _ in 0..101 {
+        let claim = Claim::new(common::name("together"), ContenderId::generate(), lease);
+        names.push(claim.mutex.clone());
+        sessions.push(backend.open(claim).await.unwrap());
+    }
+    let tokens: Vec<_> = contend_all(&mut sessions, Prior::Nothing)
+        .await
+        .into_iter()
+        .map(|answer| token(answer.unwrap()))
+        .collect();
+    for is_cut in [false, true] {
+        // The others queue up behind a call that is kept back, so they go out together.
+        let mut first = hold_next_request_for(&proxy, &names[0]);
+        let mut calls: Vec<_> = sessions.iter_mut().map(|session| session.contend(Prior::Held)).collect();
+        tokio::select! {
+            () = first.caught() => {}
+            answer = &mut calls[0] => panic!("a call that is kept back ended: {answer:?}"),
+        }
+        hand_over(&mut calls[1..]).await;
+        let mut batch = hold_next_request_for(&proxy, &names[1]);
+        first.deliver();
+        batch.caught().await;
+        let mut before = proxy.requests();
+        if is_cut {
+            proxy.cut();
+        }
+        let mut answers = Vec::new();
+        for call in calls {
+            answers.push(call.await);
+        }
+        if !is_cut {
+            assert!(
+                answers[0].is_ok() && answers[1..].iter().all(Result::is_err),
+                "no reply within the limit"
+            );
+            // It is carried out although nobody waits for it any more.
+            deliver(&proxy, batch).await;
+            before = proxy.requests();
+            answers = contend_all(&mut sessions, Prior::Held).await;
+        }
+        let renewed: Vec<_> = answers.into_iter().map(|answer| token(answer.unwrap())).collect();
+        assert_eq!(renewed, tokens, "a renewal keeps its token");
+        let requests = proxy.requests() - before;
+        assert!(requests < 40, "{requests} requests for a hundred renewals, after a cut: {is_cut}");
+    }
 }
 
 /// Row 38: fifty contenders on twenty names that nobody ever used. One leads each, and nobody sees an error.

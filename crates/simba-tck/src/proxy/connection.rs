@@ -128,7 +128,7 @@ impl Connection {
                 Piece::Chunk(chunk) => {
                     if self.shared.is_request(&chunk) {
                         self.shared.count(|counts| counts.requests += 1);
-                        if !self.let_go().await {
+                        if !self.let_go(&chunk).await {
                             return inlet.send(Piece::Reset).await;
                         }
                     }
@@ -143,8 +143,8 @@ impl Connection {
     }
 
     /// Waits while the request that has just come is held; `false` if it is discarded.
-    async fn let_go(&self) -> bool {
-        let Some(released) = self.shared.hold() else { return true };
+    async fn let_go(&self, chunk: &[u8]) -> bool {
+        let Some(released) = self.shared.hold(chunk) else { return true };
         let delivered = released.await.is_ok();
         self.answer_due.send_replace(delivered);
         delivered

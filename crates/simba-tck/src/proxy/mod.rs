@@ -163,8 +163,16 @@ impl FaultProxy {
     /// Keeps back the next chunk that a client sends, and all that follow on its connection.
     #[must_use = "the request is discarded when this is dropped"]
     pub fn hold_next_request(&self) -> Held {
+        self.hold_next_request_with(&[""])
+    }
+
+    /// Keeps back the next chunk that a client sends and that contains one of `texts`, and all that follow on its
+    /// connection.
+    #[must_use = "the request is discarded when this is dropped"]
+    pub fn hold_next_request_with(&self, texts: &[&str]) -> Held {
         let (held, trap) = Held::pair();
-        self.shared().events().traps.push_back(trap);
+        let texts = texts.iter().map(|text| (*text).to_owned()).collect();
+        self.shared().events().traps.push((texts, trap));
         held
     }
 

@@ -1,6 +1,5 @@
 //! What the handle and the connections share.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -26,7 +25,8 @@ pub struct Counts {
 #[derive(Debug, Default)]
 pub(super) struct Events {
     pub(super) lost_replies: usize,
-    pub(super) traps: VecDeque<Trap>,
+    /// Each keeps back a chunk that contains one of these texts.
+    pub(super) traps: Vec<(Vec<String>, Trap)>,
 }
 
 #[derive(Debug)]
@@ -90,9 +90,14 @@ impl Shared {
         loses
     }
 
-    /// What decides about a request that has just come in, if somebody wants to hold it.
-    pub(super) fn hold(&self) -> Option<oneshot::Receiver<()>> {
+    /// Returns what decides about a request that has just come in, if it is to be held.
+    pub(super) fn hold(&self, chunk: &[u8]) -> Option<oneshot::Receiver<()>> {
         let mut events = self.events();
-        std::iter::from_fn(|| events.traps.pop_front()).find_map(Trap::spring)
+        let is_wanted = |(texts, _): &mut (Vec<String>, Trap)| texts.iter().any(|text| contains(chunk, text));
+        events.traps.extract_if(.., is_wanted).find_map(|(_, trap)| trap.spring())
     }
+}
+
+fn contains(chunk: &[u8], text: &str) -> bool {
+    text.is_empty() || chunk.windows(text.len()).any(|part| part == text.as_bytes())
 }

@@ -464,6 +464,20 @@ async fn a_held_request_arrives_when_delivered_before_what_follows() {
 }
 
 #[tokio::test]
+async fn a_request_is_held_for_what_it_contains() {
+    let (net, mut client, mut server) = Net::joined().await;
+    let mut held = net.proxy.hold_next_request_with(&["take", "give"]);
+    talk(&mut client, &mut server).await;
+    client.send("to take it").await;
+    within(held.caught()).await;
+    server.gets_nothing().await;
+    held.deliver();
+    server.gets("to take it").await;
+    client.send("to take it again").await;
+    server.gets("to take it again").await;
+}
+
+#[tokio::test]
 async fn a_held_request_arrives_after_its_client_has_closed() {
     let (net, mut client, mut server) = Net::joined().await;
     let mut held = net.proxy.hold_next_request();
