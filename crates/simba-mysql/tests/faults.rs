@@ -27,6 +27,7 @@ fn ms(ms: u64) -> Duration {
 }
 
 async fn simba(url: &str) -> Simba {
+    simba_tck::explain_failures();
     Simba::builder(std::sync::Arc::new(common::connect(url).await)).lease(common::lease()).build()
 }
 
@@ -109,7 +110,7 @@ fn token(answer: Answer) -> Option<FencingToken> {
 
 /// A session whose take is kept back by the network.
 struct KeptBack {
-    proxy: FaultProxy,
+    _proxy: FaultProxy,
     /// Dropped, it would close the connections that the session still needs.
     _backend: simba_mysql::MySqlBackend,
     mutex: MutexName,
@@ -134,7 +135,7 @@ async fn kept_back(on: Product) -> KeptBack {
     let error = session.contend(Prior::Nothing).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
     assert_eq!(owner_on(on, &mutex).await, "");
-    KeptBack { proxy, _backend: backend, mutex, session, held }
+    KeptBack { _proxy: proxy, _backend: backend, mutex, session, held }
 }
 
 /// Keeps back the next request that names this mutex: as text where the statement is prepared, by the codes of its bytes
@@ -150,28 +151,20 @@ async fn owner_on(on: Product, mutex: &MutexName) -> String {
     admin.exec_first(owner, (mutex.as_str(),)).await.unwrap().unwrap()
 }
 
-/// Delivers what was kept back and waits until the server has answered it: the proxy keeps the connection, which its
-/// client has given up, open until then.
-async fn deliver(proxy: &FaultProxy, held: simba_tck::Held) {
-    let before = proxy.connections();
-    held.deliver();
-    common::until("the server answers what was kept back", || proxy.connections() < before).await;
-}
-
 /// Row 18: the session tried again, won, and released; then its first take arrives.
 async fn row_18_a_take_that_arrives_after_a_release_does_nothing(on: Product) {
-    let KeptBack { proxy, _backend, mutex, mut session, held } = kept_back(on).await;
+    let KeptBack { _proxy, _backend, mutex, mut session, held } = kept_back(on).await;
     let second = token(session.contend(Prior::Unknown).await.unwrap()).unwrap();
     session.release(Holding::Under(second)).await.unwrap();
-    deliver(&proxy, held).await;
+    held.deliver_and_wait().await;
     assert_eq!(owner_on(on, &mutex).await, "", "what was released stays free");
 }
 
 /// Row 18: the session gave up without knowing the outcome; then its take arrives.
 async fn row_18_a_take_that_arrives_after_its_session_gave_up_does_nothing(on: Product) {
-    let KeptBack { proxy, _backend, mutex, mut session, held } = kept_back(on).await;
+    let KeptBack { _proxy, _backend, mutex, mut session, held } = kept_back(on).await;
     session.release(Holding::Unknown).await.unwrap();
-    deliver(&proxy, held).await;
+    held.deliver_and_wait().await;
     assert_eq!(owner_on(on, &mutex).await, "", "what was given up stays free");
 }
 
@@ -365,7 +358,7 @@ async fn renewals_without_a_reply_are_made_good_together(on: Product) {
                 "no reply within the limit"
             );
             // It is carried out although nobody waits for it any more.
-            deliver(&proxy, batch).await;
+            batch.deliver_and_wait().await;
             before = proxy.requests();
             answers = contend_all(&mut sessions, Prior::Held).await;
         }

@@ -26,6 +26,7 @@ fn long() -> Lease {
 }
 
 async fn simba(store: &Store) -> Simba {
+    simba_tck::explain_failures();
     Simba::builder(Arc::new(store.backend().await) as Arc<dyn Backend>).lease(long()).build()
 }
 
@@ -90,7 +91,7 @@ async fn a_hand_over_costs_five_calls_whatever_the_number_of_waiters() {
     let store = private.store.clone().with_keys("ping=10min");
     let (simba, mutex) = (simba(&store).await, name("crowd"));
     let blocked = soon("a lock", simba.locker(mutex.clone()).lock()).await.unwrap();
-    let (turns, go) = (Arc::new(AtomicUsize::new(0)), 100);
+    let (turns, go) = (Arc::new(AtomicUsize::new(0)), 40);
     let mut waiters = Vec::new();
     for _ in 0..200 {
         let (locker, turns) = (simba.locker(mutex.clone()), Arc::clone(&turns));

@@ -22,6 +22,7 @@ simba_tck::rows!(Store::shared());
 
 /// A handle straight at the server.
 async fn simba(store: &Store) -> Simba {
+    simba_tck::explain_failures();
     Simba::builder(Arc::new(store.backend().await) as Arc<dyn Backend>).lease(lease()).build()
 }
 
@@ -333,12 +334,13 @@ async fn row_39_rows_that_are_locked_for_a_while_cost_no_leader() {
 /// A statement that the server undoes to resolve a deadlock is sent again at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn row_39_a_deadlock_is_tried_again_at_once() {
-    // Whoever waits for this long looks for a deadlock, and gives way if there is one.
-    let private = Private::start(Setup::postgres().with_arg("-c").with_arg("deadlock_timeout=100ms")).await;
-    let config = private.store.config(private.store.address()).with_lock_timeout(Duration::from_secs(2));
+    // A transaction that has waited for this long looks for a deadlock once, and gives way if there is one.
+    let private = Private::start(Setup::postgres().with_arg("-c").with_arg("deadlock_timeout=2s")).await;
+    let config = private.store.config(private.store.address()).with_lock_timeout(Duration::from_secs(8));
     let backend = PostgresBackend::connect(config).await.unwrap();
     let mut admin = private.store.admin().await;
-    admin.batch_execute("SET deadlock_timeout = '10s'").await.unwrap();
+    admin.batch_execute("SET deadlock_timeout = '30s'").await.unwrap();
+    let watcher = private.store.admin().await;
     let mutex = name("row-39");
     for _ in 0..rounds() {
         let (mut holder, mut waiter) = (open(&backend, &mutex).await, open(&backend, &mutex).await);
@@ -349,7 +351,7 @@ async fn row_39_a_deadlock_is_tried_again_at_once() {
         let transaction = admin.transaction().await.unwrap();
         transaction.batch_execute("SELECT FROM simba_waiter FOR UPDATE").await.unwrap();
         let (taken, wanted) = tokio::join!(soon("a deadlock ends", waiter.contend(Prior::Nothing)), async {
-            tokio::time::sleep(Duration::from_millis(30)).await;
+            soon("the waiter waits for its place", waits_for_a_lock(&watcher)).await;
             let lock = "SELECT FROM simba_mutex WHERE mutex = $1 FOR UPDATE";
             transaction.execute(lock, &[&mutex.as_str()]).await.unwrap();
             transaction.commit().await
@@ -359,6 +361,15 @@ async fn row_39_a_deadlock_is_tried_again_at_once() {
         waiter.release(Holding::Unknown).await.unwrap();
     }
     assert!(deadlocks(&admin).await >= i64::from(rounds()), "there were deadlocks");
+}
+
+/// Completes when a statement of ours waits for a lock.
+async fn waits_for_a_lock(watcher: &Client) {
+    let waits =
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE usename = $1 AND wait_event_type = 'Lock')";
+    while !watcher.query_one(waits, &[&USER]).await.unwrap().get::<_, bool>(0) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 async fn deadlocks(admin: &Client) -> i64 {
@@ -399,10 +410,7 @@ async fn row_39_statements_that_do_not_serialise_are_tried_again_at_once() {
         let change = "UPDATE simba_mutex SET watched = watched WHERE mutex = $1";
         transaction.execute(change, &[&mutex.as_str()]).await.unwrap();
         let changed = async {
-            let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE usename = $1 AND wait_event_type = 'Lock')";
-            while !watcher.query_one(waits, &[&USER]).await.unwrap().get::<_, bool>(0) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+            waits_for_a_lock(&watcher).await;
             transaction.commit().await
         };
         let (answer, changed) =

@@ -20,6 +20,7 @@ fn long() -> Lease {
 }
 
 async fn simba(store: &Store) -> Simba {
+    simba_tck::explain_failures();
     Simba::builder(Arc::new(store.backend().await) as Arc<dyn Backend>).lease(long()).build()
 }
 

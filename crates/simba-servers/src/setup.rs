@@ -3,11 +3,14 @@
 use std::ffi::OsString;
 use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
@@ -224,8 +227,8 @@ const FIRST: u16 = 10_000;
 /// How many ports there are; as many above them are for the other port of a node of a cluster of Redis, and of an etcd.
 const PORTS: u16 = 10_000;
 
-/// An address that nobody listened on a moment ago, nor ten thousand ports above. This process gets none of them twice
-/// before it had them all; another begins elsewhere.
+/// Returns an address that nobody listened on a moment ago, nor ten thousand ports above. No other process gets it while
+/// this one lives, and this one does not get it twice: a server may be down for a while and come back.
 pub(crate) fn free_address() -> Result<SocketAddr> {
     static BEGIN: LazyLock<u16> = LazyLock::new(|| {
         let random = RandomState::new().build_hasher().finish();
@@ -236,11 +239,23 @@ pub(crate) fn free_address() -> Result<SocketAddr> {
         let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
         let port = FIRST + (*BEGIN + taken % PORTS) % PORTS;
         let is_free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
-        if is_free(port) && is_free(port + PORTS) {
+        if is_free(port) && is_free(port + PORTS) && reserve(port)? {
             return Ok((Ipv4Addr::LOCALHOST, port).into());
         }
     }
     bail!("no port from {FIRST} to {} is free", FIRST + PORTS - 1)
+}
+
+/// Reserves a port for this process, unless another has it. An abstract socket is exclusive, and ends with its process.
+fn reserve(port: u16) -> Result<bool> {
+    static RESERVED: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
+    let name = UnixAddress::from_abstract_name(format!("simba-servers-{port}"))?;
+    match UnixListener::bind_addr(&name) {
+        Ok(listener) => RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push(listener),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => return Ok(false),
+        Err(error) => return Err(error).context("cannot reserve a port"),
+    }
+    Ok(true)
 }
 
 /// The other address of a server that was given this one.
@@ -263,6 +278,12 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    #[test]
+    fn a_port_is_reserved_while_its_server_is_down() {
+        let port = free_address().unwrap().port();
+        assert!(!reserve(port).unwrap(), "another process would be refused in the same way");
+    }
 
     #[test]
     fn no_port_is_given_twice_nor_one_that_a_client_may_have() {

@@ -12,7 +12,7 @@ use simba_core::{
 };
 use tokio::sync::{Notify, oneshot};
 
-use crate::held::{Held, Trap};
+use crate::held::{Held, Released, Trap};
 
 /// What is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -369,12 +369,7 @@ impl FaultySession {
         reply
     }
 
-    async fn pass(
-        &self,
-        passage: Passage,
-        kept: Option<oneshot::Receiver<()>>,
-        request: Request,
-    ) -> Result<Reply> {
+    async fn pass(&self, passage: Passage, kept: Option<Released>, request: Request) -> Result<Reply> {
         if passage == Passage::CLEAR && kept.is_none() {
             return self.far.perform(request).await;
         }
@@ -385,14 +380,16 @@ impl FaultySession {
         let (far, air) = (Arc::clone(&self.far), self.air.clone());
         // On its own from here: what the caller gave up on still arrives.
         tokio::spawn(async move {
-            if let Some(kept) = kept
-                && kept.await.is_err()
-            {
-                return;
+            let mut answer = None;
+            if let Some(kept) = kept {
+                answer = Some(kept.answer);
+                if kept.released.await.is_err() {
+                    return;
+                }
             }
             let _ = air.travel(passage.request).await;
             let reply = far.perform(request).await;
-            drop(far);
+            drop((far, answer));
             let reply = air.travel(passage.reply).await.and(reply);
             let _ = answered.send(reply);
         });

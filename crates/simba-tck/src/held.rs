@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 pub struct Held {
     caught: Option<oneshot::Receiver<()>>,
     release: oneshot::Sender<()>,
+    answered: oneshot::Receiver<()>,
 }
 
 impl Held {
@@ -19,7 +20,9 @@ impl Held {
     pub fn pair() -> (Self, Trap) {
         let (catch, caught) = oneshot::channel();
         let (release, released) = oneshot::channel();
-        (Self { caught: Some(caught), release }, Trap { caught: catch, released })
+        let (answer, answered) = oneshot::channel();
+        let trap = Trap { caught: catch, held: Released { released, answer } };
+        (Self { caught: Some(caught), release, answered }, trap)
     }
 
     /// Waits until a request is kept back, or none can be any more.
@@ -41,18 +44,38 @@ impl Held {
     pub fn deliver(self) {
         let _ = self.release.send(());
     }
+
+    /// Sends the request on as [`deliver`](Self::deliver) does, and waits until the server has answered it or the
+    /// connection has ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have sent the request on.
+    pub async fn deliver_and_wait(self) {
+        let _ = self.release.send(());
+        let _ = self.answered.await;
+    }
 }
 
 /// The network's end of a [`Held`]: keeps back the one request that springs it.
 #[derive(Debug)]
 pub struct Trap {
     caught: oneshot::Sender<()>,
-    released: oneshot::Receiver<()>,
+    held: Released,
+}
+
+/// Decides about a request that is kept back.
+#[derive(Debug)]
+pub(crate) struct Released {
+    /// Receives when the request is to be sent on. Ends without if the request is to be discarded.
+    pub(crate) released: oneshot::Receiver<()>,
+    /// Dropped when the request was answered.
+    pub(crate) answer: oneshot::Sender<()>,
 }
 
 impl Trap {
     /// Tells the other end that a request was caught; `None` if nobody wants it any more.
-    pub(crate) fn spring(self) -> Option<oneshot::Receiver<()>> {
-        self.caught.send(()).ok().map(|()| self.released)
+    pub(crate) fn spring(self) -> Option<Released> {
+        self.caught.send(()).ok().map(|()| self.held)
     }
 }

@@ -33,6 +33,7 @@ impl Peer {
     }
 
     pub(crate) async fn at(store: &Etcd) -> Self {
+        simba_tck::explain_failures();
         let (backend, network) = store.proxied().await;
         Self { simba: Simba::builder(Arc::new(backend)).lease(lease()).build(), network }
     }

@@ -377,6 +377,7 @@ pub async fn until(promise: &str, mut reached: impl FnMut() -> bool) {
 
 /// Starts to lead, and leads.
 pub async fn lead(simba: &Simba, mutex: &MutexName) -> (Contention, Tenure) {
+    simba_tck::explain_failures();
     let contention = simba.contend(mutex.clone());
     contention.start().expect("a start");
     let tenure = soon("a free mutex is acquired", contention.acquired()).await.expect("a tenure");

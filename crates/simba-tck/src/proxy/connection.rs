@@ -3,16 +3,17 @@
 use std::convert::Infallible;
 use std::future::pending;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastrand::Rng;
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::conditions::{Outlook, Way};
 use super::lane::{Inlet, Piece, lane};
 use super::shared::Shared;
+use crate::held::Released;
 
 /// Takes a client in, or sends it away.
 pub(super) fn admit(client: TcpStream, shared: &Arc<Shared>, rng: &mut Rng) {
@@ -31,6 +32,7 @@ pub(super) fn admit(client: TcpStream, shared: &Arc<Shared>, rng: &mut Rng) {
         doomed: AtomicBool::new(false),
         broken: AtomicBool::new(false),
         answer_due: watch::Sender::default(),
+        answer: Mutex::default(),
     };
     tokio::spawn(async move {
         connection.serve(client, conditions.cuts).await;
@@ -68,6 +70,8 @@ struct Connection {
     broken: AtomicBool,
     /// A held request was delivered, and the server has not answered it.
     answer_due: watch::Sender<bool>,
+    /// Waits for that answer.
+    answer: Mutex<Option<oneshot::Sender<()>>>,
 }
 
 impl Connection {
@@ -144,10 +148,15 @@ impl Connection {
 
     /// Waits while the request that has just come is held; `false` if it is discarded.
     async fn let_go(&self, chunk: &[u8]) -> bool {
-        let Some(released) = self.shared.hold(chunk) else { return true };
+        let Some(Released { released, answer }) = self.shared.hold(chunk) else { return true };
         let delivered = released.await.is_ok();
+        *self.answer() = Some(answer);
         self.answer_due.send_replace(delivered);
         delivered
+    }
+
+    fn answer(&self) -> MutexGuard<'_, Option<oneshot::Sender<()>>> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Chooses this connection for a lost reply if one is wanted. No reply is read between the write of the
@@ -162,6 +171,7 @@ impl Connection {
         loop {
             let piece = inlet.read().await;
             self.answer_due.send_replace(false);
+            drop(self.answer().take());
             match piece {
                 Piece::Chunk(_) if self.doomed.load(Ordering::Relaxed) => {
                     return inlet.send(Piece::Reset).await;

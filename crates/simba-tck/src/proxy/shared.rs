@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use super::conditions::{Conditions, Outlook};
 use super::http2;
-use crate::held::Trap;
+use crate::held::{Released, Trap};
 
 /// What a [`FaultProxy`](super::FaultProxy) has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl Shared {
     }
 
     /// Returns what decides about a request that has just come in, if it is to be held.
-    pub(super) fn hold(&self, chunk: &[u8]) -> Option<oneshot::Receiver<()>> {
+    pub(super) fn hold(&self, chunk: &[u8]) -> Option<Released> {
         let mut events = self.events();
         let is_wanted = |(texts, _): &mut (Vec<String>, Trap)| texts.iter().any(|text| contains(chunk, text));
         events.traps.extract_if(.., is_wanted).find_map(|(_, trap)| trap.spring())

@@ -485,10 +485,12 @@ async fn a_held_request_arrives_after_its_client_has_closed() {
     within(held.caught()).await;
     drop(client);
     server.gets_nothing().await;
-    held.deliver();
+    let answered = tokio::spawn(held.deliver_and_wait());
     server.gets("request").await;
     server.gets_nothing().await;
+    assert!(!answered.is_finished());
     server.send("reply").await;
+    within(answered).await.unwrap();
     server.sees_the_end().await;
 }
 

@@ -49,6 +49,7 @@ impl Peer {
     }
 
     pub(crate) async fn at(store: &Zookeeper) -> Self {
+        simba_tck::explain_failures();
         let (backend, network) = store.proxied().await;
         Self { simba: Simba::builder(Arc::new(backend)).lease(long()).build(), network }
     }
