@@ -318,6 +318,7 @@ async fn hand_over(calls: &mut [impl Future<Output = simba_core::Result<Answer>>
 /// A hundred renewals share a statement that gets no reply, in time or at all. The next tries share statements too:
 /// one by one they would take a hundred round trips or more.
 async fn renewals_without_a_reply_are_made_good_together(on: Product) {
+    simba_tck::explain_failures();
     let proxy = FaultProxy::start(on.shared().await).await.unwrap();
     let backend = common::connect(&format!("{}?connections=1", common::least_url(proxy.address()))).await;
     let lease = Lease::new(9 * SECOND, 60 * SECOND).unwrap();

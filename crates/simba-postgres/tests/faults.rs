@@ -336,7 +336,9 @@ async fn row_39_rows_that_are_locked_for_a_while_cost_no_leader() {
 async fn row_39_a_deadlock_is_tried_again_at_once() {
     // A transaction that has waited for this long looks for a deadlock once, and gives way if there is one.
     let private = Private::start(Setup::postgres().with_arg("-c").with_arg("deadlock_timeout=2s")).await;
-    let config = private.store.config(private.store.address()).with_lock_timeout(Duration::from_secs(8));
+    let limit = Duration::from_secs(10);
+    let config = private.store.config(private.store.address());
+    let config = config.with_lock_timeout(limit).with_statement_timeout(limit);
     let backend = PostgresBackend::connect(config).await.unwrap();
     let mut admin = private.store.admin().await;
     admin.batch_execute("SET deadlock_timeout = '30s'").await.unwrap();
