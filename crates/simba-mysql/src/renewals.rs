@@ -7,7 +7,7 @@ use mysql_async::Value;
 use simba_core::{Answer, Error};
 
 use crate::call::Party;
-use crate::error::Fault;
+use crate::error::{Fault, NAME};
 use crate::link::Written;
 use crate::row::Row;
 use crate::statements::BATCH;
@@ -71,6 +71,7 @@ impl Worker {
                 Err(Fault::Late(error)) => late(suspects, &error),
                 Ok(()) | Err(_) => {
                     let (locked, unlocked): (Vec<Job>, Vec<Job>) = suspects.into_iter().partition(is_suspect);
+                    tracing::debug!(backend = NAME, locked = locked.len(), "asked for locked rows");
                     apart.extend(locked);
                     ready.extend(unlocked);
                 }
