@@ -1,9 +1,10 @@
 //! The fault matrix on real servers, as often as wanted.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
+use crate::servers;
+use crate::suites::{self, Group};
 use crate::workspace::Workspace;
-use crate::{servers, step, suites};
 
 /// Starts the servers and runs every test that is named after a row of the matrix, each fault `rounds` times.
 pub(crate) fn faults(workspace: Workspace, rounds: u32) -> Result<()> {
@@ -11,10 +12,15 @@ pub(crate) fn faults(workspace: Workspace, rounds: u32) -> Result<()> {
     servers::around(workspace, |workspace| run(workspace, rounds))
 }
 
-/// Runs the rows with servers that run already.
+/// Runs the rows with servers that run already. Every program runs, even if one fails.
 pub(crate) fn run(workspace: &Workspace, rounds: u32) -> Result<()> {
-    let mut command =
-        workspace.cargo("test --locked --workspace --all-features --no-fail-fast --tests -- row_");
-    command.env(suites::AT_ONCE.0, suites::AT_ONCE.1).env("SIMBA_FAULT_ROUNDS", rounds.to_string());
-    step::run(&mut command)
+    let workspace = workspace.clone().with_variables(vec![("SIMBA_FAULT_ROUNDS", rounds.to_string())]);
+    let groups = [Group::Library, Group::Stores, Group::Command];
+    let failures: Vec<String> = groups
+        .into_iter()
+        .filter_map(|group| suites::run_named(&workspace, group, "row_").err())
+        .map(|error| format!("{error:#}"))
+        .collect();
+    ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    Ok(())
 }

@@ -28,7 +28,7 @@ pub(crate) const STORES: [&str; 5] =
 const LANES: usize = 4;
 
 /// How many tests of one program at once: more than there are cores, since most of them wait.
-pub(crate) const AT_ONCE: (&str, &str) = ("RUST_TEST_THREADS", "8");
+const AT_ONCE: (&str, &str) = ("RUST_TEST_THREADS", "8");
 
 /// What to build. Not `--all-targets`, which would run the benchmarks too.
 const WHAT: &str = "--locked --workspace --all-features --lib --bins --tests --examples";
@@ -74,6 +74,8 @@ struct Suite {
     program: PathBuf,
     /// Where cargo runs it.
     folder: PathBuf,
+    /// What the names of its tests must contain to be run.
+    filter: &'static str,
 }
 
 /// Builds all test programs.
@@ -83,8 +85,14 @@ pub(crate) fn build(workspace: &Workspace) -> Result<()> {
 
 /// Runs the test programs of one group, without servers all that needs none; fails in the end if any of them did.
 pub(crate) fn run(workspace: &Workspace, group: Group) -> Result<Verdict> {
+    run_named(workspace, group, "")
+}
+
+/// Runs the tests of one group whose names contain `filter`.
+pub(crate) fn run_named(workspace: &Workspace, group: Group, filter: &'static str) -> Result<Verdict> {
     let mut suites = programs(workspace)?;
     suites.retain(|suite| Group::of(&suite.package) == group);
+    suites.iter_mut().for_each(|suite| suite.filter = filter);
     ensure!(!suites.is_empty(), "cargo named no test program of this step");
     let skips = workspace.scratch("tests").join(format!("{group:?}.skips"));
     // What an earlier run wrote.
@@ -188,6 +196,9 @@ impl Suite {
     fn command(&self, workspace: &Workspace) -> Command {
         let mut command = workspace.command(&self.program);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder).env(AT_ONCE.0, AT_ONCE.1);
+        if !self.filter.is_empty() {
+            command.arg(self.filter);
+        }
         if workspace.is_quick() {
             command.args(ON_SERVERS.iter().chain(&ON_DEBIAN).flat_map(|name| ["--skip", name]));
         }
@@ -221,6 +232,7 @@ fn suite(message: &Value) -> Option<Suite> {
         name,
         program: PathBuf::from(message["executable"].as_str()?),
         folder,
+        filter: "",
     })
 }
 

@@ -109,8 +109,8 @@ impl Worker {
         let limit = jobs.iter().map(|job| site.limit(&job.party.claim.lease)).min();
         let names = filled(jobs, size).map(|job| job.party.mutex()).collect();
         jobs.iter().for_each(suspect);
-        let unlocked: Vec<(String,)> = self.link.query(limit.unwrap_or_default(), text, names).await?;
-        let unlocked: HashSet<String> = unlocked.into_iter().map(|(name,)| name).collect();
+        let unlocked: Vec<(String, u64)> = self.link.query(limit.unwrap_or_default(), text, names).await?;
+        let unlocked: HashSet<String> = unlocked.into_iter().map(|(name, _)| name).collect();
         for job in jobs.iter().filter(|job| unlocked.contains(job.party.claim.mutex.as_str())) {
             job.party.standing().unlocked();
             site.note_unlocked(&job.party.claim.mutex);

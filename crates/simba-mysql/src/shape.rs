@@ -16,8 +16,8 @@ const COLUMNS: &str = "SELECT LOWER(column_name), LOWER(data_type), LOWER(column
     FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = ?";
 type Described = (String, String, String, u64, String);
 
-/// The columns that are unique by themselves: the keys of one whole column. A key of an expression has no column.
-const UNIQUE: &str = "SELECT LOWER(MAX(column_name)) FROM information_schema.statistics \
+/// The unique keys of one whole column, and that column. A key of an expression has no column.
+const UNIQUE: &str = "SELECT index_name, LOWER(MAX(column_name)) FROM information_schema.statistics \
     WHERE table_schema = DATABASE() AND table_name = ? AND non_unique = 0 \
     GROUP BY index_name HAVING COUNT(*) = 1 AND MAX(sub_part) IS NULL AND MAX(column_name) IS NOT NULL";
 
@@ -42,11 +42,13 @@ impl Shape {
         let table = Value::from(site.statements.table().as_str());
         let columns: Vec<Described> =
             link.query(LIMIT, COLUMNS, vec![table.clone()]).await.map_err(Fault::into_error)?;
-        let unique: Vec<(String,)> =
+        let unique: Vec<(String, String)> =
             link.query(LIMIT, UNIQUE, vec![table]).await.map_err(Fault::into_error)?;
         // Without a unique name two rows could be one mutex.
-        let is_unique = unique.iter().any(|(column,)| column == "mutex");
-        Self::of(&columns).filter(|_| is_unique).ok_or_else(|| foreign_shape(site))
+        let index = unique.into_iter().find_map(|(index, column)| (column == "mutex").then_some(index));
+        let (shape, index) = Self::of(&columns).zip(index).ok_or_else(|| foreign_shape(site))?;
+        site.statements.use_index(&index);
+        Ok(shape)
     }
 
     fn of(columns: &[Described]) -> Option<Self> {

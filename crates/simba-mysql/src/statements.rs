@@ -67,6 +67,9 @@ pub(crate) struct Statements {
     /// Fails at once if a peer has locked the row.
     pub(crate) unlocked: String,
     pub(crate) columns: String,
+    /// Makes the server find many rows by their names. Left to itself it may read a small table from one end to the other,
+    /// and a statement then waits for, or fails at, a row that a peer has locked and that it does not name.
+    by_name: OnceLock<String>,
     renewals: [OnceLock<String>; BATCH_POWER + 1],
     releases: [OnceLock<String>; BATCH_POWER + 1],
     unlocked_rows: [OnceLock<String>; BATCH_POWER + 1],
@@ -109,6 +112,7 @@ impl Statements {
             insert: format!("INSERT IGNORE INTO {table} ({COLUMNS}) VALUES (?, 0, 0, 0, '', 0)"),
             unlocked: format!("SELECT 1 FROM {table} WHERE mutex = ? FOR UPDATE NOWAIT"),
             columns: format!("SELECT {COLUMNS} FROM {table} LIMIT 0"),
+            by_name: OnceLock::new(),
             renewals: Default::default(),
             releases: Default::default(),
             unlocked_rows: Default::default(),
@@ -117,6 +121,15 @@ impl Statements {
             looks: Default::default(),
             table,
         }
+    }
+
+    /// Tells which index has the names of the mutexes. Statements about many rows use it from then on.
+    pub(crate) fn use_index(&self, index: &str) {
+        let _ = self.by_name.set(format!(" FORCE INDEX (`{}`)", index.replace('`', "``")));
+    }
+
+    fn by_name(&self) -> &str {
+        self.by_name.get().map_or("", String::as_str)
     }
 
     /// The table that they are about.
@@ -132,10 +145,11 @@ impl Statements {
         let (power, size) = padded(count, BATCH_POWER);
         let text = self.renewals[power].get_or_init(|| {
             format!(
-                "UPDATE {} SET ttl_at = LAST_INSERT_ID({NOW}) + ?, transition_at = {NOW} + ?, \
+                "UPDATE {}{} SET ttl_at = LAST_INSERT_ID({NOW}) + ?, transition_at = {NOW} + ?, \
                  version = version + 1 WHERE mutex IN ({}) AND transition_at > {NOW} \
                  AND (mutex, owner_id, version) IN ({})",
                 self.table,
+                self.by_name(),
                 list("?", size),
                 list("(?,?,?)", size),
             )
@@ -148,9 +162,10 @@ impl Statements {
         let (power, size) = padded(count, BATCH_POWER);
         let text = self.releases[power].get_or_init(|| {
             format!(
-                "UPDATE {} SET acquired_at = 0, ttl_at = 0, transition_at = 0, owner_id = '', \
+                "UPDATE {}{} SET acquired_at = 0, ttl_at = 0, transition_at = 0, owner_id = '', \
                  version = version + 1 WHERE mutex IN ({}) AND (mutex, owner_id, version) IN ({})",
                 self.table,
+                self.by_name(),
                 list("?", size),
                 list("(?,?,?)", size),
             )
@@ -163,7 +178,11 @@ impl Statements {
         let (power, size) = padded(count, BATCH_POWER);
         let text = self.unlocked_rows[power].get_or_init(|| {
             let names = list("?", size);
-            format!("SELECT mutex FROM {} WHERE mutex IN ({names}) FOR UPDATE SKIP LOCKED", self.table)
+            let (table, by_name) = (&self.table, self.by_name());
+            // For an index with all columns that are asked for, a server reads all of it in spite of the hint.
+            format!(
+                "SELECT mutex, version FROM {table}{by_name} WHERE mutex IN ({names}) FOR UPDATE SKIP LOCKED"
+            )
         });
         (text, size)
     }
@@ -174,10 +193,11 @@ impl Statements {
         let (power, size) = padded(count, TAKE_POWER);
         let text = self.takes[power].get_or_init(|| {
             format!(
-                "UPDATE {} SET acquired_at = LAST_INSERT_ID({NOW}), ttl_at = {NOW} + ?, \
+                "UPDATE {}{} SET acquired_at = LAST_INSERT_ID({NOW}), ttl_at = {NOW} + ?, \
                  transition_at = {NOW} + ?, owner_id = ELT(FIELD(mutex, {}), {}), version = version + 1 \
                  WHERE mutex IN ({}) AND transition_at < {NOW} AND (mutex, version) IN ({})",
                 self.table,
+                self.by_name(),
                 list("?", size),
                 list("?", size),
                 list("?", size),

@@ -38,6 +38,7 @@ on_both_servers! {
     row_18_a_take_that_arrives_after_its_session_gave_up_does_nothing
     row_37_a_frozen_transaction_costs_its_own_mutex_only
     row_37_many_locked_rows_cost_no_other_mutex
+    row_37_a_locked_row_of_another_mutex_splits_no_batch
     row_37_a_call_does_not_pause_for_a_row_that_stayed_locked
     renewals_without_a_reply_are_made_good_together
     row_38_a_cold_start_has_no_deadlocks
@@ -265,6 +266,35 @@ async fn row_37_many_locked_rows_cost_no_other_mutex(on: Product) {
     }
     frozen.query_drop("ROLLBACK").await.unwrap();
     simba.shutdown().await;
+}
+
+/// Row 37: a hundred mutexes are taken, renewed and released while a peer has locked the row of another one in the same
+/// table. A server that reads the whole table for a statement about many rows would meet that row.
+async fn row_37_a_locked_row_of_another_mutex_splits_no_batch(on: Product) {
+    let (_, other) = table_at(on, "row37_small", "BIGINT UNSIGNED", 1).await;
+    let proxy = FaultProxy::start(on.shared().await).await.unwrap();
+    let url = format!("{}?connections=1&table=row37_small", common::least_url(proxy.address()));
+    let backend = common::connect(&url).await;
+    let lease = Lease::new(30 * SECOND, 60 * SECOND).unwrap();
+    let mut sessions = Vec::new();
+    for _ in 0..100 {
+        let claim = Claim::new(common::name("row37"), ContenderId::generate(), lease);
+        sessions.push(backend.open(claim).await.unwrap());
+    }
+    let mut peer = common::admin(&on.admin_url()).await;
+    peer.query_drop("BEGIN").await.unwrap();
+    let lock = "SELECT 1 FROM row37_small WHERE mutex = ? FOR UPDATE";
+    peer.exec_drop(lock, (other.as_str(),)).await.unwrap();
+    let mut prior = Prior::Nothing;
+    for turn in 0..3 {
+        let before = proxy.requests();
+        let answers = contend_all(&mut sessions, prior).await;
+        assert!(answers.into_iter().all(|answer| token(answer.unwrap()).is_some()));
+        let requests = proxy.requests() - before;
+        assert!(requests < 40, "turn {turn}: {requests} requests for a hundred mutexes");
+        prior = Prior::Held;
+    }
+    peer.query_drop("ROLLBACK").await.unwrap();
 }
 
 /// Row 37: the first call for a locked row tries five times. Later calls try once, whichever session makes them, until
