@@ -414,6 +414,11 @@ async fn the_kit_holds_through_tls() {
             let backend = connect(&secure("localhost", proxy.address().port(), &keys)).await.unwrap();
             simba_tck::Connection::new(backend, proxy)
         }
+
+        /// A handshake takes long without optimisation.
+        fn lease(&self) -> Lease {
+            Lease::new(Duration::from_secs(4), Duration::from_secs(6)).unwrap()
+        }
     }
     let names = [
         "a_release_wakes_the_next",

@@ -14,7 +14,7 @@ use simba_core::{Backend, Lease, Operate, Simba};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::Setup;
 use simba_tck::rounds;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, SimpleQueryMessage};
 
 /// The lock that the store's tables are made under, one after the other.
 const SETTING_UP: u32 = 0x5369_6d62;
@@ -84,6 +84,12 @@ async fn settled(private: &Private) -> usize {
     }
 }
 
+/// Returns how many wait for anything. As a simple statement it does not count as a call.
+async fn queued(admin: &Client) -> usize {
+    let entries = admin.simple_query("SELECT FROM simba_waiter").await.unwrap();
+    entries.iter().filter(|message| matches!(message, SimpleQueryMessage::Row(_))).count()
+}
+
 /// With two hundred waiters on a mutex, a hand-over costs five calls in sum, coming back into the queue included.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hand_over_costs_five_calls_whatever_the_number_of_waiters() {
@@ -91,10 +97,11 @@ async fn a_hand_over_costs_five_calls_whatever_the_number_of_waiters() {
     let store = private.store.clone().with_keys("ping=10min");
     let (simba, mutex) = (simba(&store).await, name("crowd"));
     let blocked = soon("a lock", simba.locker(mutex.clone()).lock()).await.unwrap();
+    let admin = Arc::new(private.store.admin().await);
     let (turns, go) = (Arc::new(AtomicUsize::new(0)), 40);
     let mut waiters = Vec::new();
     for _ in 0..200 {
-        let (locker, turns) = (simba.locker(mutex.clone()), Arc::clone(&turns));
+        let (locker, turns, admin) = (simba.locker(mutex.clone()), Arc::clone(&turns), Arc::clone(&admin));
         waiters.push(tokio::spawn(async move {
             loop {
                 let guard = locker.lock().await.unwrap();
@@ -103,8 +110,10 @@ async fn a_hand_over_costs_five_calls_whatever_the_number_of_waiters() {
                     // The last one keeps it: nothing moves any more.
                     return std::mem::forget(guard);
                 }
-                // Long enough for the one before to come back: whoever finds the mutex free on the way looks once more.
-                tokio::time::sleep(Duration::from_millis(40)).await;
+                // The one before is back: it would poll once more if it found the mutex free on the way.
+                while queued(&admin).await < 199 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
                 guard.release().await.unwrap();
                 while turns.load(Ordering::SeqCst) < turn + 2 {
                     tokio::time::sleep(Duration::from_millis(5)).await;

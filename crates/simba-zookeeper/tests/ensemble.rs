@@ -318,7 +318,8 @@ async fn a_creation_that_is_committed_after_a_reconnect_leaves_no_node() {
     // The first server forwards and hears nothing. The leader needs the second one to commit, three delays long.
     ways[0].stall_replies();
     ways[1].delay(LATE, Duration::ZERO);
-    let mut forwarded = ways[0].hold_next_request_with(&[&path]);
+    // The request that creates a node below it, not one about the mutex itself.
+    let mut forwarded = ways[0].hold_next_request_with(&[&format!("{path}/")]);
     tokio::select! {
         () = forwarded.caught() => forwarded.deliver(),
         answer = session.contend(Prior::Nothing) => panic!("nobody answers yet: {answer:?}"),
