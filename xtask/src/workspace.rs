@@ -26,9 +26,10 @@ impl Workspace {
         Ok(Self { root: root.to_owned(), variables: Vec::new(), quick: false })
     }
 
-    /// Lets every command see these variables.
-    pub(crate) fn with_variables(self, variables: Vec<Variable>) -> Self {
-        Self { variables, ..self }
+    /// Lets every command see these variables, besides those from before.
+    pub(crate) fn with_variables(mut self, variables: Vec<Variable>) -> Self {
+        self.variables.extend(variables);
+        self
     }
 
     /// Returns the value of such a variable.
