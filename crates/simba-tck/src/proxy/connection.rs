@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::future::pending;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastrand::Rng;
 use tokio::net::TcpStream;
@@ -32,7 +32,6 @@ pub(super) fn admit(client: TcpStream, shared: &Arc<Shared>, rng: &mut Rng) {
         doomed: AtomicBool::new(false),
         broken: AtomicBool::new(false),
         answer_due: watch::Sender::default(),
-        answer: Mutex::default(),
     };
     tokio::spawn(async move {
         connection.serve(client, conditions.cuts).await;
@@ -68,10 +67,8 @@ struct Connection {
     doomed: AtomicBool,
     /// One of its ends takes no more.
     broken: AtomicBool,
-    /// A held request was delivered, and the server has not answered it.
-    answer_due: watch::Sender<bool>,
-    /// Waits for that answer.
-    answer: Mutex<Option<oneshot::Sender<()>>>,
+    /// A held request was delivered, and the server has not answered it. Dropped once it has.
+    answer_due: watch::Sender<Option<oneshot::Sender<()>>>,
 }
 
 impl Connection {
@@ -139,7 +136,7 @@ impl Connection {
                     inlet.send(Piece::Chunk(chunk)).await;
                 }
                 end => {
-                    let _ = self.answer_due.subscribe().wait_for(|due| !due).await;
+                    let _ = self.answer_due.subscribe().wait_for(Option::is_none).await;
                     return inlet.send(end).await;
                 }
             }
@@ -150,13 +147,8 @@ impl Connection {
     async fn let_go(&self, chunk: &[u8]) -> bool {
         let Some(Released { released, answer }) = self.shared.hold(chunk) else { return true };
         let delivered = released.await.is_ok();
-        *self.answer() = Some(answer);
-        self.answer_due.send_replace(delivered);
+        self.answer_due.send_replace(delivered.then_some(answer));
         delivered
-    }
-
-    fn answer(&self) -> MutexGuard<'_, Option<oneshot::Sender<()>>> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Chooses this connection for a lost reply if one is wanted. No reply is read between the write of the
@@ -170,8 +162,7 @@ impl Connection {
     async fn take_replies(&self, mut inlet: Inlet<'_>) {
         loop {
             let piece = inlet.read().await;
-            self.answer_due.send_replace(false);
-            drop(self.answer().take());
+            self.answer_due.send_replace(None);
             match piece {
                 Piece::Chunk(_) if self.doomed.load(Ordering::Relaxed) => {
                     return inlet.send(Piece::Reset).await;
