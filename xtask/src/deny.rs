@@ -1,4 +1,4 @@
-//! Judges the dependencies by the rules in `deny.toml`.
+//! Checks the dependencies by the rules in `deny.toml`.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::workspace::Workspace;
 /// Pinned, so that a new version of the tool cannot fail an unchanged workspace.
 const VERSION: &str = "0.20.2";
 
-/// Checks licences, bans and sources, with a tool that is installed if it is missing.
+/// Checks licences, bans and sources. Installs the tool if it is missing.
 pub(crate) fn step(workspace: &Workspace) -> Result<Verdict> {
     let program = match find(workspace) {
         Some(program) => program,
@@ -20,8 +20,8 @@ pub(crate) fn step(workspace: &Workspace) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Not the advisories: their database cannot be reached from every machine, and a new advisory would fail an
-/// unchanged workspace.
+/// Runs the checks, without advisories: their database is not reachable from every machine, and a new advisory would
+/// fail an unchanged workspace.
 fn check(workspace: &Workspace, program: PathBuf) -> Result<()> {
     step::run(workspace.command(program).args(["--locked", "check", "licenses", "bans", "sources"]))
 }
@@ -38,7 +38,7 @@ fn is_wanted(workspace: &Workspace, program: &Path) -> bool {
 
 fn install(workspace: &Workspace) -> Result<PathBuf> {
     let tools = workspace.scratch("tools");
-    // It runs for a second: an optimised build would cost far more time than it saves.
+    // It runs for a second: an optimised build would take far longer than it saves.
     let words = format!("install cargo-deny --version {VERSION} --locked --debug --root");
     step::run(workspace.cargo(&words).arg(&tools).env("CARGO_PROFILE_DEV_DEBUG", "0"))?;
     Ok(tools.join("bin/cargo-deny"))

@@ -1,4 +1,4 @@
-//! Executes every example, so that none of them can rot.
+//! Runs every example, so that none of them breaks unnoticed.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use crate::built;
 use crate::step::{self, Verdict};
 use crate::workspace::Workspace;
 
-/// How long one example may take.
+/// Time limit for one example.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Builds all examples of all crates and executes each; it must end in time and with exit code 0.
+/// Builds all examples of all crates and runs each; it must end in time and with exit code 0.
 pub(crate) fn run_all(workspace: &Workspace) -> Result<Verdict> {
-    // One build for all: `cargo run --example` would settle the features anew for each package and build again.
+    // One build for all: `cargo run --example` would resolve features again for each package and rebuild.
     let messages = built::messages(workspace, "build --locked --workspace --all-features --examples")?;
     let examples: Vec<_> = messages.iter().filter_map(executable).collect();
     if examples.is_empty() {
-        eprintln!("there are no examples");
+        eprintln!("no examples found");
     }
     for example in examples {
         step::run_within(LIMIT, &mut workspace.command(example))?;
@@ -27,7 +27,7 @@ pub(crate) fn run_all(workspace: &Workspace) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// What can be executed, if the message is about an example.
+/// Returns the path of the executable, if the message is about an example.
 fn executable(message: &Value) -> Option<PathBuf> {
     let is_example = message["target"]["kind"].as_array()?.iter().any(|kind| kind == "example");
     let path = message["executable"].as_str()?;

@@ -1,4 +1,4 @@
-//! The fault matrix on real servers, as often as wanted.
+//! The fault matrix on real servers, with a given number of rounds.
 
 use anyhow::{Result, ensure};
 
@@ -12,7 +12,7 @@ pub(crate) fn faults(workspace: Workspace, rounds: u32) -> Result<()> {
     servers::around(workspace, |workspace| run(workspace, rounds))
 }
 
-/// Runs the rows with servers that run already. Every program runs, even if one fails.
+/// Runs the rows with servers that are already running. Every program runs, even if one fails.
 pub(crate) fn run(workspace: &Workspace, rounds: u32) -> Result<()> {
     let workspace = workspace.clone().with_variables(vec![("SIMBA_FAULT_ROUNDS", rounds.to_string())]);
     let groups = [Group::Library, Group::Stores, Group::Command];

@@ -1,4 +1,4 @@
-//! What takes too long for every change.
+//! The tests that take too long for every change.
 
 use anyhow::Result;
 
@@ -11,7 +11,7 @@ const SEEDS: u64 = 200_000;
 /// How often each fault of the matrix is repeated.
 const ROUNDS: u32 = 20;
 
-const ALONE: &[Step] = &[
+const WITHOUT_SERVERS: &[Step] = &[
     Step {
         name: "simulation",
         run: |workspace| simulation::sweep(workspace, SEEDS).map(|()| Verdict::Passed),
@@ -24,15 +24,15 @@ const WITH_SERVERS: &[Step] = &[
     Step { name: "faults", run: |workspace| faults::run(workspace, ROUNDS).map(|()| Verdict::Passed) },
 ];
 
-/// Runs the long versions of what the test command runs, and what it leaves out.
+/// Runs the long versions of the tests, and those that the test command leaves out.
 pub(crate) fn full(workspace: &Workspace) -> Result<()> {
     let mut report = Report::default();
-    report.take(ALONE, workspace);
+    report.run(WITHOUT_SERVERS, workspace);
     if let Some(variables) = report.time("servers up", || {
         simba_servers::install_tools()?;
         servers::up(workspace)
     }) {
-        report.take(WITH_SERVERS, &workspace.clone().with_variables(variables));
+        report.run(WITH_SERVERS, &workspace.clone().with_variables(variables));
     }
     report.time("servers down", || servers::down(workspace));
     report.finish()

@@ -1,6 +1,6 @@
-//! The chores of this workspace, as `cargo xtask CHORE`.
+//! The tasks of this workspace, as `cargo xtask TASK`.
 
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that talks to people")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 
 mod args;
 mod bench;
@@ -22,43 +22,43 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use args::{Chore, USAGE};
+use args::{Task, USAGE};
 use workspace::Workspace;
 
-/// What a caller gets who typed something we do not know; 1 is left for a chore that failed.
+/// The exit code for wrong arguments; 1 is for a task that failed.
 const MISUSE: u8 = 2;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match args::parse(&words) {
-        Ok(chore) => exit_code(perform(chore)),
-        Err(complaint) => {
-            eprintln!("error: {complaint}; `cargo xtask --help` shows what there is");
+        Ok(task) => exit_code(run(task)),
+        Err(message) => {
+            eprintln!("error: {message}; see `cargo xtask --help`");
             ExitCode::from(MISUSE)
         }
     }
 }
 
-fn perform(chore: Chore) -> Result<()> {
-    match chore {
-        Chore::Help => print!("{USAGE}"),
-        Chore::Test { quick } => test::test(Workspace::find()?, quick)?,
-        Chore::Full => full::full(&Workspace::find()?)?,
-        Chore::ServersUp => print_exports(&servers::up(&Workspace::find()?)?),
-        Chore::ServersDown => servers::down(&Workspace::find()?)?,
-        Chore::Sim { seeds } => simulation::sweep(&Workspace::find()?, seeds)?,
-        Chore::Deny => deny::step(&Workspace::find()?).map(drop)?,
-        Chore::Faults { rounds } => faults::faults(Workspace::find()?, rounds)?,
-        Chore::Upgrade => {
+fn run(task: Task) -> Result<()> {
+    match task {
+        Task::Help => print!("{USAGE}"),
+        Task::Test { quick } => test::test(Workspace::find()?, quick)?,
+        Task::Full => full::full(&Workspace::find()?)?,
+        Task::ServersUp => print_exports(&servers::up(&Workspace::find()?)?),
+        Task::ServersDown => servers::down(&Workspace::find()?)?,
+        Task::Sim { seeds } => simulation::sweep(&Workspace::find()?, seeds)?,
+        Task::Deny => deny::step(&Workspace::find()?).map(drop)?,
+        Task::Faults { rounds } => faults::faults(Workspace::find()?, rounds)?,
+        Task::Upgrade => {
             servers::around(Workspace::find()?, |workspace| upgrade::step(workspace).map(drop))?;
         }
-        Chore::Bench { words } => bench::bench(Workspace::find()?, &words)?,
+        Task::Bench { words } => bench::bench(Workspace::find()?, &words)?,
     }
     Ok(())
 }
 
-/// Prints what a shell can `eval`; everything else these chores say goes to stderr.
+/// Prints lines for a shell to `eval`; all other output of these tasks goes to stderr.
 fn print_exports(variables: &[workspace::Variable]) {
     for (name, value) in variables {
         println!("export {name}={value}");

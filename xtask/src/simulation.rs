@@ -1,4 +1,4 @@
-//! The simulation: the engine on virtual time, seed after seed, and the deliberate bugs that prove it.
+//! The simulation: the engine on virtual time with many seeds, and deliberate bugs that prove the checkers.
 
 use std::process::Command;
 
@@ -7,33 +7,33 @@ use anyhow::Result;
 use crate::step::{self, Verdict};
 use crate::workspace::Workspace;
 
-/// What every run of the tests simulates.
+/// The number of seeds in every run of the tests.
 const SEEDS: u64 = 5_000;
 
-/// Runs this many seeds, by the build that has the deliberate bugs in it, switched off: one optimised build serves both
+/// Runs this many seeds. Uses the build that contains the deliberate bugs, disabled: one optimised build serves both
 /// this and [`prove`].
 pub(crate) fn sweep(workspace: &Workspace, seeds: u64) -> Result<()> {
     step::run(with_bugs(workspace, "run").args(["--", "--seeds", &seeds.to_string()]))
 }
 
-/// Runs the share of the seeds that belongs into the tests.
+/// Runs the seeds that belong to the tests.
 pub(crate) fn step(workspace: &Workspace) -> Result<Verdict> {
     sweep(workspace, SEEDS)?;
     Ok(Verdict::Passed)
 }
 
-/// Switches the deliberate bugs on, one after the other, and lets the checkers catch them.
+/// Enables the deliberate bugs, one after the other, and checks that each is detected.
 pub(crate) fn prove(workspace: &Workspace) -> Result<Verdict> {
     step::run(with_bugs(workspace, "test").args(["--test", "seeded"]))?;
     Ok(Verdict::Passed)
 }
 
-/// A build in a directory of its own: its flags would undo the work of all others.
+/// Returns a cargo command with its own target directory: its flags would invalidate all other builds.
 fn with_bugs(workspace: &Workspace, verb: &str) -> Command {
     let mut command =
         workspace.cargo(&format!("{verb} --locked -p simba-sim --release --target-dir target/seeded"));
     command.env("RUSTFLAGS", "--cfg simba_bugs");
-    // Half a minute of simulation does not pay for the last tenth of speed.
+    // Half a minute of simulation does not justify a longer compilation.
     command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "2").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
     command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
     command

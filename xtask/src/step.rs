@@ -1,4 +1,4 @@
-//! Runs commands, times steps, reports how they went.
+//! Runs commands, times steps, reports their results.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -10,20 +10,20 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::Workspace;
 
-/// One step of a chore.
+/// One step of a task.
 pub(crate) struct Step {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&Workspace) -> Result<Verdict>,
 }
 
-/// How a step that did not fail went.
+/// The result of a step that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Passed,
     NotChecked,
 }
 
-/// What became of the steps so far.
+/// The results of the steps so far.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     lines: Vec<Line>,
@@ -39,14 +39,14 @@ struct Line {
 }
 
 impl Report {
-    /// Takes all steps in turn. A step that fails does not keep the next ones from running.
-    pub(crate) fn take(&mut self, steps: &[Step], workspace: &Workspace) {
+    /// Runs all steps in order. A failed step does not prevent the next ones.
+    pub(crate) fn run(&mut self, steps: &[Step], workspace: &Workspace) {
         for step in steps {
             self.time(step.name, || (step.run)(workspace));
         }
     }
 
-    /// Takes one step, and returns what it made unless it failed.
+    /// Runs one step. Returns its value unless it failed.
     pub(crate) fn time<T: Outcome>(
         &mut self,
         name: &'static str,
@@ -55,10 +55,10 @@ impl Report {
         eprintln!("\n=== {name}");
         let begun = Instant::now();
         let outcome = act();
-        let (made, result) = match outcome {
-            Ok(made) => {
-                let word = made.word();
-                (Some(made), word)
+        let (value, result) = match outcome {
+            Ok(value) => {
+                let word = value.word();
+                (Some(value), word)
             }
             Err(error) => {
                 eprintln!("\n{name}: {error:#}");
@@ -67,10 +67,10 @@ impl Report {
             }
         };
         self.lines.push(Line { name, took: begun.elapsed(), result });
-        made
+        value
     }
 
-    /// Prints a table of all steps; an error that repeats every failure if there was one.
+    /// Prints a table of all steps. Returns an error with every failure if there was one.
     pub(crate) fn finish(self) -> Result<()> {
         eprint!("\n{}", table(&self.lines));
         let steps = if self.failures.len() == 1 { "step" } else { "steps" };
@@ -81,7 +81,7 @@ impl Report {
     }
 }
 
-/// What a step gives when it does not fail, in a word of the table.
+/// The value of a step that did not fail, with a word for the table.
 pub(crate) trait Outcome {
     fn word(&self) -> &'static str {
         "ok"
@@ -113,51 +113,51 @@ fn table(lines: &[Line]) -> String {
     table
 }
 
-/// Runs a command to its end. Anything but success is an error that says how to run it alone.
+/// Runs a command to its end. Every result but success is an error that says how to run it alone.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    announce(command);
+    print_command(command);
     let status = command.status().with_context(|| cannot_start(command))?;
-    judge(command, status)
+    check_status(command, status)
 }
 
-/// Runs a command to its end and gives what it wrote to stdout.
+/// Runs a command to its end and returns its stdout.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
-    announce(command);
+    print_command(command);
     let output = command.stderr(Stdio::inherit()).output().with_context(|| cannot_start(command))?;
-    judge(command, output.status)?;
+    check_status(command, output.status)?;
     String::from_utf8(output.stdout).with_context(|| format!("the output of `{}`", line(command)))
 }
 
-/// Runs a command as [`run`] does, and kills it when the time is up.
+/// Runs a command like [`run`], and kills it after `limit`.
 pub(crate) fn run_within(limit: Duration, command: &mut Command) -> Result<()> {
-    announce(command);
+    print_command(command);
     let mut child = command.stdin(Stdio::null()).spawn().with_context(|| cannot_start(command))?;
     if let Some(status) = poll(limit, || Ok(child.try_wait()?))? {
-        return judge(command, status);
+        return check_status(command, status);
     }
     child.kill()?;
     child.wait()?;
-    bail!("no end after {limit:?}; to run it alone: {}", line(command))
+    bail!("not finished after {limit:?}; to run it alone: {}", line(command))
 }
 
-/// Asks until there is an answer, or the time is up. The standard library has no wait with a limit.
-pub(crate) fn poll<T>(limit: Duration, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+/// Polls until there is a value, or until `limit`. The standard library has no wait with a limit.
+pub(crate) fn poll<T>(limit: Duration, mut check: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
     const PAUSE: Duration = Duration::from_millis(20);
     let begun = Instant::now();
     loop {
-        let answer = ask()?;
-        if answer.is_some() || begun.elapsed() >= limit {
-            return Ok(answer);
+        let value = check()?;
+        if value.is_some() || begun.elapsed() >= limit {
+            return Ok(value);
         }
         thread::sleep(PAUSE);
     }
 }
 
-fn announce(command: &Command) {
+fn print_command(command: &Command) {
     eprintln!("$ {}", line(command));
 }
 
-fn judge(command: &Command, status: ExitStatus) -> Result<()> {
+fn check_status(command: &Command, status: ExitStatus) -> Result<()> {
     if !status.success() {
         bail!("{status}; to run it alone: {}", line(command));
     }
@@ -168,7 +168,7 @@ fn cannot_start(command: &Command) -> String {
     format!("cannot start `{}`", line(command))
 }
 
-/// The command as a person would type it.
+/// Returns the command as typed in a shell.
 pub(crate) fn line(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         Some(format!("{}={}", name.to_string_lossy(), quote(value?.to_string_lossy())))
@@ -178,7 +178,7 @@ pub(crate) fn line(command: &Command) -> String {
     variables.chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// The word in quotes if a shell would change it otherwise.
+/// Returns the word in quotes if a shell would change it otherwise.
 fn quote(word: Cow<'_, str>) -> Cow<'_, str> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=+,@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -194,44 +194,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_reads_as_typed() {
+    fn command_is_printed_as_typed() {
         let mut command = Command::new("cargo");
         command.env("RUSTDOCFLAGS", "-D warnings").env_remove("CARGO_PKG_NAME").args(["doc", "", "it's"]);
         assert_eq!(line(&command), r"RUSTDOCFLAGS='-D warnings' cargo doc '' 'it'\''s'");
     }
 
     #[test]
-    fn a_failed_command_says_how_to_run_it_alone() {
+    fn error_of_a_failed_command_says_how_to_run_it_alone() {
         let error = run(Command::new("sh").args(["-c", "exit 3"])).unwrap_err();
         assert_eq!(error.to_string(), "exit status: 3; to run it alone: sh -c 'exit 3'");
     }
 
     #[test]
-    fn a_command_that_is_not_there_is_named() {
+    fn missing_program_is_named() {
         let error = run(&mut Command::new("no-such-program")).unwrap_err();
         assert_eq!(error.to_string(), "cannot start `no-such-program`");
     }
 
     #[test]
-    fn the_output_of_a_command_can_be_had() {
+    fn output_of_a_command_is_captured() {
         assert_eq!(capture(Command::new("echo").arg("hello")).unwrap(), "hello\n");
     }
 
     #[test]
-    fn a_command_that_does_not_end_is_killed_and_named() {
+    fn command_that_exceeds_its_limit_is_killed_and_named() {
         let error = run_within(Duration::from_millis(50), Command::new("sleep").arg("3600")).unwrap_err();
-        assert_eq!(error.to_string(), "no end after 50ms; to run it alone: sleep 3600");
+        assert_eq!(error.to_string(), "not finished after 50ms; to run it alone: sleep 3600");
     }
 
     #[test]
-    fn a_command_that_ends_in_time_is_judged_by_its_exit_code() {
+    fn command_that_ends_in_time_is_judged_by_its_exit_code() {
         let limit = Duration::from_secs(60);
         run_within(limit, &mut Command::new("true")).unwrap();
         run_within(limit, &mut Command::new("false")).unwrap_err();
     }
 
     #[test]
-    fn the_table_lines_up() {
+    fn table_is_aligned() {
         let lines = [
             Line { name: "fmt", took: Duration::from_millis(1250), result: "ok" },
             Line { name: "outside backend", took: Duration::from_secs(61), result: "FAILED" },
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_step_does_not_keep_the_next_from_running() {
+    fn failed_step_does_not_prevent_the_next() {
         static RAN: AtomicBool = AtomicBool::new(false);
         let steps = [
             Step { name: "first", run: |_| bail!("on purpose") },
@@ -257,7 +257,7 @@ mod tests {
             },
         ];
         let mut report = Report::default();
-        report.take(&steps, &Workspace::find().unwrap());
+        report.run(&steps, &Workspace::find().unwrap());
         assert_eq!(format!("{:#}", report.finish().unwrap_err()), "1 step failed\n\nfirst: on purpose");
         assert!(RAN.load(Ordering::SeqCst));
     }

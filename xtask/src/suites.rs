@@ -1,7 +1,6 @@
 //! Runs the test programs of the workspace, four at a time.
 //!
-//! `cargo test -p` cannot do it: for another choice of packages it settles their features anew, and builds most of
-//! them again.
+//! `cargo test -p` cannot do it: for another set of packages it resolves features again, and rebuilds most of them.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -20,32 +19,32 @@ use crate::step::Verdict;
 use crate::workspace::Workspace;
 use crate::{built, step};
 
-/// The packages whose tests need servers; those first that take longest.
+/// The packages whose tests need servers, the slowest first.
 pub(crate) const STORES: [&str; 5] =
     ["simba-zookeeper", "simba-etcd", "simba-redis", "simba-mysql", "simba-postgres"];
 
 /// How many programs at once: their tests wait for leases to end nearly all of the time, and use a tenth of a core.
-const LANES: usize = 4;
+const WORKERS: usize = 4;
 
 /// How many tests of one program at once: more than there are cores, since most of them wait.
-const AT_ONCE: (&str, &str) = ("RUST_TEST_THREADS", "8");
+pub(crate) const AT_ONCE: (&str, &str) = ("RUST_TEST_THREADS", "8");
 
-/// What to build. Not `--all-targets`, which would run the benchmarks too.
-const WHAT: &str = "--locked --workspace --all-features --lib --bins --tests --examples";
+/// The build targets. Not `--all-targets`, which would also run the benchmarks.
+const TARGETS: &str = "--locked --workspace --all-features --lib --bins --tests --examples";
 
-/// What the other packages do on servers, by the names of the tests.
+/// Parts of the names of tests in other packages that need servers.
 const ON_SERVERS: [&str; 3] = ["redis::row_", "postgres::row_", "on_servers::"];
 
-/// What needs root, or programs that few machines have, by the names of the tests.
+/// Parts of the names of tests that need root, or programs that are not installed everywhere.
 const ON_DEBIAN: [&str; 2] = ["as_root::", "with_tools::"];
 
-/// How long one program may take; one that takes longer hangs.
+/// Time limit for one program.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// The variable with the file that cases which do not apply to a store are written to.
+/// The variable with the file for skipped cases.
 const SKIPS: &str = "SIMBA_TCK_SKIPS";
 
-/// Test programs that are run as one step.
+/// Test programs that run as one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
     /// The stores with servers.
@@ -66,15 +65,15 @@ impl Group {
     }
 }
 
-/// One test program, known by its package and the file of its tests.
+/// One test program, identified by its package and the file of its tests.
 #[derive(Debug)]
 struct Suite {
     package: String,
     name: String,
     program: PathBuf,
-    /// Where cargo runs it.
-    folder: PathBuf,
-    /// What the names of its tests must contain to be run.
+    /// The directory in which cargo runs it.
+    directory: PathBuf,
+    /// Part of the names of the tests to run.
     filter: &'static str,
 }
 
@@ -83,7 +82,7 @@ pub(crate) fn build(workspace: &Workspace) -> Result<()> {
     programs(workspace).map(drop)
 }
 
-/// Runs the test programs of one group, without servers all that needs none; fails in the end if any of them did.
+/// Runs the test programs of one group. In quick mode, skips tests that need servers. Fails at the end if one failed.
 pub(crate) fn run(workspace: &Workspace, group: Group) -> Result<Verdict> {
     run_named(workspace, group, "")
 }
@@ -93,11 +92,11 @@ pub(crate) fn run_named(workspace: &Workspace, group: Group, filter: &'static st
     let mut suites = programs(workspace)?;
     suites.retain(|suite| Group::of(&suite.package) == group);
     suites.iter_mut().for_each(|suite| suite.filter = filter);
-    ensure!(!suites.is_empty(), "cargo named no test program of this step");
+    ensure!(!suites.is_empty(), "cargo reported no test program for this step");
     let skips = workspace.scratch("tests").join(format!("{group:?}.skips"));
-    // What an earlier run wrote.
+    // Remove the file of an earlier run.
     let _ = fs::remove_file(&skips);
-    let mut ran = run_side_by_side(workspace, &skips, jobs(group, &suites));
+    let mut ran = run_in_parallel(workspace, &skips, jobs(group, &suites));
     print_skips(&skips);
     ran.sort_by_key(|run| Reverse(run.took));
     eprintln!("the longest of {}:", ran.len());
@@ -115,30 +114,30 @@ pub(crate) fn run_named(workspace: &Workspace, group: Group, filter: &'static st
     Ok(Verdict::Passed)
 }
 
-/// A case that does not apply to a store counts as none that passed.
+/// Prints the skipped cases, so that they do not count as passed.
 fn print_skips(file: &Path) {
     let skipped = fs::read_to_string(file).unwrap_or_default();
-    eprintln!("{} cases skipped, since the store cannot do what they are about", skipped.lines().count());
+    eprintln!("{} cases skipped, because the store does not support them", skipped.lines().count());
     eprint!("{skipped}");
 }
 
 fn programs(workspace: &Workspace) -> Result<Vec<Suite>> {
-    let mut words = format!("test --no-run {WHAT}");
+    let mut words = format!("test --no-run {TARGETS}");
     if workspace.is_quick() {
         words.extend(STORES.map(|package| format!(" --exclude {package}")));
     }
     Ok(suites(&built::messages(workspace, &words)?))
 }
 
-/// A program that ran.
+/// The result of one program.
 struct Run {
     name: String,
     took: Duration,
     failure: Option<String>,
 }
 
-/// Splits the programs into those that must not run side by side. Tests of one store share servers that some of them
-/// bring down, and those of the command are sensitive to each other's signals and terminals.
+/// Splits the programs into those that may run in parallel. Tests of one store share servers that some of them stop,
+/// and those of the command interfere by signals and terminals.
 fn jobs(group: Group, suites: &[Suite]) -> VecDeque<Vec<&Suite>> {
     match group {
         Group::Library => suites.iter().map(|suite| vec![suite]).collect(),
@@ -150,25 +149,26 @@ fn jobs(group: Group, suites: &[Suite]) -> VecDeque<Vec<&Suite>> {
     }
 }
 
-fn run_side_by_side(workspace: &Workspace, skips: &Path, jobs: VecDeque<Vec<&Suite>>) -> Vec<Run> {
+fn run_in_parallel(workspace: &Workspace, skips: &Path, jobs: VecDeque<Vec<&Suite>>) -> Vec<Run> {
     let jobs = Mutex::new(jobs);
     let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    let lane = || {
+    let worker = || {
         let mut ran = Vec::new();
         while let Some(job) = next() {
-            ran.extend(run_in_turn(workspace, skips, job));
+            ran.extend(run_in_sequence(workspace, skips, job));
         }
         ran
     };
     thread::scope(|scope| {
-        let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
-        let ended = lanes.into_iter().map(|lane| lane.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
+        let ended =
+            workers.into_iter().map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)));
         ended.flatten().collect()
     })
 }
 
-/// Runs one after the other; says of each that failed how to run it alone.
-fn run_in_turn(workspace: &Workspace, skips: &Path, suites: Vec<&Suite>) -> Vec<Run> {
+/// Runs the programs one after the other. The message of a failure says how to run the program alone.
+fn run_in_sequence(workspace: &Workspace, skips: &Path, suites: Vec<&Suite>) -> Vec<Run> {
     let run = |suite: &Suite| {
         let name = format!("{} {}", suite.package, suite.name);
         let begun = Instant::now();
@@ -179,23 +179,26 @@ fn run_in_turn(workspace: &Workspace, skips: &Path, suites: Vec<&Suite>) -> Vec<
 }
 
 impl Suite {
-    /// Into a file, since two at once must not mix, and printed at the end.
+    /// Runs the program with its output in a file, which is printed at the end: two at once must not mix.
     fn run(&self, workspace: &Workspace, skips: &Path) -> Result<()> {
-        let Self { package, name, folder, .. } = self;
+        let Self { package, name, directory, .. } = self;
         let log = self.log(workspace)?;
-        eprintln!("--- {package} {name}: runs, and writes to {}", log.display());
+        eprintln!("--- {package} {name}: running, output in {}", log.display());
         let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let mut command = self.command(workspace);
         command.env(SKIPS, skips);
         command.stdout(file.try_clone()?).stderr(file);
         let ended = step::run_within(LIMIT, &mut command);
         eprintln!("--- {package} {name}\n{}", String::from_utf8_lossy(&fs::read(&log)?));
-        ended.with_context(|| format!("in {}", folder.display()))
+        ended.with_context(|| format!("in {}", directory.display()))
     }
 
     fn command(&self, workspace: &Workspace) -> Command {
         let mut command = workspace.command(&self.program);
-        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder).env(AT_ONCE.0, AT_ONCE.1);
+        command
+            .current_dir(&self.directory)
+            .env("CARGO_MANIFEST_DIR", &self.directory)
+            .env(AT_ONCE.0, AT_ONCE.1);
         if !self.filter.is_empty() {
             command.arg(self.filter);
         }
@@ -206,32 +209,32 @@ impl Suite {
     }
 
     fn log(&self, workspace: &Workspace) -> Result<PathBuf> {
-        let folder = workspace.scratch("tests");
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        Ok(folder.join(format!("{}-{}.log", self.package, self.name)))
+        let directory = workspace.scratch("tests");
+        fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
+        Ok(directory.join(format!("{}-{}.log", self.package, self.name)))
     }
 }
 
-/// The test programs that were built, in order.
+/// Returns the test programs that were built, sorted.
 fn suites(messages: &[Value]) -> Vec<Suite> {
     let mut found: Vec<_> = messages.iter().filter_map(suite).collect();
     found.sort_by(|one, other| (&one.package, &one.name).cmp(&(&other.package, &other.name)));
     found
 }
 
-/// What to run, if the message is about a test program.
+/// Returns the test program, if the message is about one.
 fn suite(message: &Value) -> Option<Suite> {
     if message["profile"]["test"] != true {
         return None;
     }
-    let folder = PathBuf::from(message["manifest_path"].as_str()?).parent()?.to_owned();
+    let directory = PathBuf::from(message["manifest_path"].as_str()?).parent()?.to_owned();
     let (kind, target) = (message["target"]["kind"][0].as_str()?, message["target"]["name"].as_str()?);
     let name = if kind == "test" { target.to_owned() } else { format!("{kind}-{target}") };
     Some(Suite {
-        package: folder.file_name()?.to_str()?.to_owned(),
+        package: directory.file_name()?.to_str()?.to_owned(),
         name,
         program: PathBuf::from(message["executable"].as_str()?),
-        folder,
+        directory,
         filter: "",
     })
 }
@@ -251,6 +254,6 @@ mod tests {
         let names: Vec<_> = found.iter().map(|suite| (suite.package.as_str(), suite.name.as_str())).collect();
         assert_eq!(names, [("a", "lib-a"), ("b", "tck")]);
         assert_eq!(found[1].program, PathBuf::from("/t/tck-1"));
-        assert_eq!(found[1].folder, PathBuf::from("/w/crates/b"));
+        assert_eq!(found[1].directory, PathBuf::from("/w/crates/b"));
     }
 }

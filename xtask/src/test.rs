@@ -1,4 +1,4 @@
-//! All checks and tests, the fastest and those that need no server first.
+//! All checks and tests; the fastest and those without servers come first.
 
 use anyhow::Result;
 
@@ -7,7 +7,7 @@ use crate::suites::{self, Group};
 use crate::workspace::Workspace;
 use crate::{deny, downstream, examples, servers, simulation};
 
-/// What needs neither root nor a package nor a server.
+/// The steps that need neither root nor packages nor servers.
 const QUICK: &[Step] = &[
     Step { name: "fmt", run: fmt },
     Step { name: "simulation", run: simulation::step },
@@ -19,8 +19,8 @@ const QUICK: &[Step] = &[
     Step { name: "examples", run: examples::run_all },
 ];
 
-/// What needs no server.
-const ALONE: &[Step] = &[
+/// The steps before the servers are started.
+const WITHOUT_SERVERS: &[Step] = &[
     Step { name: "fmt", run: fmt },
     Step { name: "simulation", run: simulation::step },
     Step { name: "seeded bugs", run: simulation::prove },
@@ -30,7 +30,7 @@ const ALONE: &[Step] = &[
     Step { name: "build", run: build },
 ];
 
-/// What runs with the servers.
+/// The steps with servers.
 const WITH_SERVERS: &[Step] = &[
     Step { name: "library", run: |workspace| suites::run(workspace, Group::Library) },
     Step { name: "stores", run: |workspace| suites::run(workspace, Group::Stores) },
@@ -38,8 +38,8 @@ const WITH_SERVERS: &[Step] = &[
     Step { name: "examples", run: examples::run_all },
 ];
 
-/// What is left, without servers again.
-const AFTER: &[Step] = &[
+/// The steps after the servers are stopped.
+const AFTER_SERVERS: &[Step] = &[
     Step { name: "doctests", run: doctests },
     Step { name: "outside backend", run: outside_backend },
     Step { name: "downstream", run: downstream::newest },
@@ -47,27 +47,27 @@ const AFTER: &[Step] = &[
     Step { name: "msrv", run: msrv },
 ];
 
-/// Runs everything that a change must pass, with the servers that it needs; or what belongs before every commit.
+/// Runs all checks for a change, with the servers that they need; with `quick`, the checks for every commit.
 pub(crate) fn test(workspace: Workspace, quick: bool) -> Result<()> {
     let mut report = Report::default();
     if quick {
-        report.take(QUICK, &workspace.quick());
+        report.run(QUICK, &workspace.quick());
         return report.finish();
     }
-    report.take(ALONE, &workspace);
+    report.run(WITHOUT_SERVERS, &workspace);
     if let Some(variables) = report.time("servers up", || {
         simba_servers::install_tools()?;
         servers::up(&workspace)
     }) {
-        report.take(WITH_SERVERS, &workspace.clone().with_variables(variables));
+        report.run(WITH_SERVERS, &workspace.clone().with_variables(variables));
     }
     report.time("servers down", || servers::down(&workspace));
-    report.take(AFTER, &workspace);
+    report.run(AFTER_SERVERS, &workspace);
     report.finish()
 }
 
 fn fmt(workspace: &Workspace) -> Result<Verdict> {
-    // The one cargo command that knows no `--locked`: it resolves nothing.
+    // The one cargo command without `--locked`: it resolves nothing.
     cargo(workspace, "fmt --all --check")
 }
 
@@ -75,7 +75,7 @@ fn clippy(workspace: &Workspace) -> Result<Verdict> {
     cargo(workspace, "clippy --locked --workspace --all-targets --all-features -- -D warnings")
 }
 
-/// The core, and the stores with a server, without what the rest of the workspace turns on.
+/// Checks the core and the stores with a server without the features that the rest of the workspace enables.
 fn features(workspace: &Workspace) -> Result<Verdict> {
     cargo(workspace, "check --locked -p simba-core --no-default-features")?;
     let mut stores = workspace.cargo("check --locked");
@@ -83,7 +83,7 @@ fn features(workspace: &Workspace) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Builds all test programs, so that the next steps show how long the tests themselves take.
+/// Builds all test programs, so that the next steps show the time of the tests alone.
 fn build(workspace: &Workspace) -> Result<Verdict> {
     suites::build(workspace)?;
     Ok(Verdict::Passed)
@@ -93,11 +93,13 @@ fn doctests(workspace: &Workspace) -> Result<Verdict> {
     cargo(workspace, "test --locked --workspace --all-features --doc")
 }
 
-/// A backend that is no member of the workspace passes the suite with what is published alone.
+/// Runs the suite on a backend outside the workspace, with the published crates only. Its tests start their servers.
 fn outside_backend(workspace: &Workspace) -> Result<Verdict> {
     let words = "test --locked --manifest-path examples/outside-backend/Cargo.toml --target-dir target";
-    // The profile of our own workspace, so that what both build is built once.
-    step::run(workspace.cargo(words).env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only"))?;
+    let mut command = workspace.cargo(words);
+    // The profile of our workspace, so that shared dependencies are built once.
+    command.env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+    step::run(command.env(suites::AT_ONCE.0, suites::AT_ONCE.1))?;
     Ok(Verdict::Passed)
 }
 
@@ -107,20 +109,20 @@ fn docs(workspace: &Workspace) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Checks that the oldest promised compiler will do. The one step that may be left out, and says so.
+/// Checks the minimum supported compiler. Reports `NotChecked` if it is not installed.
 fn msrv(workspace: &Workspace) -> Result<Verdict> {
     let version = env!("CARGO_PKG_RUST_VERSION");
     if !has_toolchain(workspace, version) {
-        eprintln!("msrv: no toolchain {version} at hand, not checked");
+        eprintln!("msrv: toolchain {version} is not installed, not checked");
         return Ok(Verdict::NotChecked);
     }
-    // A directory of its own: otherwise the two compilers would undo each other's work.
+    // A separate directory: otherwise the two compilers would invalidate each other's builds.
     let words = format!("+{version} check --locked --workspace --all-features --target-dir target/msrv");
     cargo(workspace, &words)
 }
 
 fn has_toolchain(workspace: &Workspace, version: &str) -> bool {
-    // At hand means installed: rustup must not fetch it just because we ask.
+    // Only installed toolchains: rustup must not download one because of this check.
     let mut probe = workspace.cargo(&format!("+{version} --version"));
     probe.env("RUSTUP_AUTO_INSTALL", "0").output().is_ok_and(|output| output.status.success())
 }

@@ -1,4 +1,4 @@
-//! Where the workspace is, and commands that run in it.
+//! The location of the workspace, and commands that run in it.
 
 use std::env;
 use std::ffi::OsStr;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-/// A variable of the environment: name and value.
+/// An environment variable: name and value.
 pub(crate) type Variable = (&'static str, String);
 
 /// The workspace that this program belongs to.
@@ -26,7 +26,7 @@ impl Workspace {
         Ok(Self { root: root.to_owned(), variables: Vec::new(), quick: false })
     }
 
-    /// Lets every command see these variables, besides those from before.
+    /// Sets these variables for every command, in addition to the earlier ones.
     pub(crate) fn with_variables(mut self, variables: Vec<Variable>) -> Self {
         self.variables.extend(variables);
         self
@@ -37,7 +37,7 @@ impl Workspace {
         self.variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
     }
 
-    /// Leaves out what needs root, packages or servers.
+    /// Leaves out tests that need root, packages or servers.
     pub(crate) fn quick(self) -> Self {
         Self { quick: true, ..self }
     }
@@ -46,17 +46,17 @@ impl Workspace {
         self.quick
     }
 
-    /// A place that is not in version control and goes with `cargo clean`.
+    /// Returns a path that is not in version control and is removed by `cargo clean`.
     pub(crate) fn scratch(&self, name: &str) -> PathBuf {
         self.root.join("target").join(name)
     }
 
-    /// A command that runs in the root of the workspace.
+    /// Returns a command that runs in the root of the workspace.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.root);
-        // `cargo run` describes this package to us in these variables. Build scripts that watch them (that of
-        // `ring` does) would run again whenever a person changes between `cargo` and `cargo xtask`.
+        // `cargo run` describes this package in these variables. Build scripts that watch them (that of `ring` does)
+        // would run again after every switch between `cargo` and `cargo xtask`.
         for (name, _) in env::vars_os().filter(|(name, _)| describes_a_package(name)) {
             command.env_remove(name);
         }
@@ -64,7 +64,7 @@ impl Workspace {
         command
     }
 
-    /// A cargo command, `words` being its arguments separated by blanks.
+    /// Returns a cargo command, with `words` as its arguments separated by blanks.
     pub(crate) fn cargo(&self, words: &str) -> Command {
         let mut command = self.command("cargo");
         command.args(words.split_whitespace());
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_describes_a_package_is_kept_from_commands() {
+    fn only_variables_that_describe_a_package_are_removed() {
         assert!(describes_a_package(OsStr::new("CARGO_PKG_NAME")));
         assert!(describes_a_package(OsStr::new("CARGO_MANIFEST_DIR")));
         assert!(!describes_a_package(OsStr::new("CARGO_HOME")));

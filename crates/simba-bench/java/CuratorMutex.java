@@ -5,9 +5,9 @@ import org.apache.curator.framework.CuratorFrameworkFactory;
 import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.retry.RetryOneTime;
 
-/** Passes a mutex to and fro between two clients, and prints in nanoseconds how long each hand-over took. */
+/** Hands a mutex over between two clients, and prints the time of each hand-over in nanoseconds. */
 public final class CuratorMutex {
-    /** The first ones are slow: they are compiled meanwhile. */
+    /** The first hand-overs are not printed: they run before the code is compiled. */
     private static final int WARM_UP = 300;
 
     public static void main(String[] args) throws Exception {
@@ -22,7 +22,7 @@ public final class CuratorMutex {
             client.start();
             client.blockUntilConnected();
             InterProcessMutex mutex = new InterProcessMutex(client, path);
-            sides[side] = new Thread(() -> pass(mutex, count, released, samples, holdMillis));
+            sides[side] = new Thread(() -> contend(mutex, count, released, samples, holdMillis));
         }
         for (Thread side : sides) {
             side.start();
@@ -33,20 +33,20 @@ public final class CuratorMutex {
         System.exit(0);
     }
 
-    private static void pass(InterProcessMutex mutex, AtomicInteger count, AtomicLong released, int samples, long holdMillis) {
+    private static void contend(InterProcessMutex mutex, AtomicInteger count, AtomicLong released, int samples, long holdMillis) {
         try {
             while (true) {
                 mutex.acquire();
                 long took = System.nanoTime() - released.get();
-                int passed = count.getAndIncrement();
-                if (passed > WARM_UP && passed <= WARM_UP + samples) {
+                int handovers = count.getAndIncrement();
+                if (handovers > WARM_UP && handovers <= WARM_UP + samples) {
                     System.out.println(took);
                 }
-                // The other side is back in the queue by then.
-                Thread.sleep(passed < WARM_UP ? 1 : holdMillis);
+                // Long enough for the other side to join the queue again.
+                Thread.sleep(handovers < WARM_UP ? 1 : holdMillis);
                 released.set(System.nanoTime());
                 mutex.release();
-                if (passed > WARM_UP + samples) {
+                if (handovers > WARM_UP + samples) {
                     return;
                 }
             }

@@ -1,4 +1,4 @@
-//! What a person types after `simba-bench`, and what the program types itself.
+//! The arguments of `simba-bench`, including those that the program passes to its child processes.
 
 use simba_measure::Effort;
 
@@ -7,19 +7,19 @@ use crate::stores;
 
 /// The whole help text.
 pub(crate) const USAGE: &str = "\
-What Simba costs on top of a store, as ratios to the same store with nothing of ours in between.
+Measures the cost of Simba on each store, as ratios to the raw client of the same store.
 
 Usage: simba-bench [--quick] [--json] [STORE…]
 
-  STORE      one of those that are measured; all if none is named
+  STORE      a store to measure; all stores if none is given
   --quick    a short version
   --json     one JSON object instead of a table
 ";
 
-/// The word before a trial of held mutexes, which the program gives to a process of its own.
+/// The flag before a trial of held mutexes, which the program passes to a child process.
 pub(crate) const TRIAL: &str = "--trial";
 
-/// One thing to do.
+/// A parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Help,
@@ -27,14 +27,14 @@ pub(crate) enum Command {
     Held(Trial),
 }
 
-/// Understands the words, or says which of them it does not.
-pub(crate) fn parse(words: &[&str]) -> Result<Command, String> {
-    if let [TRIAL, rest @ ..] = words {
-        return trial(rest).ok_or_else(|| format!("`{TRIAL}` is for the program itself"));
+/// Parses the arguments. The error names an unknown one.
+pub(crate) fn parse(args: &[&str]) -> Result<Command, String> {
+    if let [TRIAL, rest @ ..] = args {
+        return trial(rest).ok_or_else(|| format!("`{TRIAL}` is for internal use only"));
     }
     let (mut effort, mut json, mut stores) = (Effort::Full, false, Vec::new());
-    for word in words {
-        match *word {
+    for arg in args {
+        match *arg {
             "-h" | "--help" => return Ok(Command::Help),
             "--quick" => effort = Effort::Quick,
             "--json" => json = true,
@@ -47,8 +47,8 @@ pub(crate) fn parse(words: &[&str]) -> Result<Command, String> {
     Ok(Command::Measure { effort, json, stores })
 }
 
-fn trial(words: &[&str]) -> Option<Command> {
-    let [target, phase, count] = words else { return None };
+fn trial(args: &[&str]) -> Option<Command> {
+    let [target, phase, count] = args else { return None };
     let target = stores::find(target)?;
     let phase = Phase::ALL.into_iter().find(|one| one.as_str() == *phase)?;
     Some(Command::Held(Trial { target: target.name(), phase, count: count.parse().ok()? }))
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_come_in_any_order() {
+    fn flags_are_accepted_in_any_order() {
         let all = Command::Measure { effort: Effort::Full, json: false, stores: Vec::new() };
         assert_eq!(parse(&[]), Ok(all));
         let both = Ok(Command::Measure { effort: Effort::Quick, json: true, stores: vec!["memory"] });
@@ -69,18 +69,18 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_word_is_named() {
+    fn unknown_argument_is_named() {
         assert!(parse(&["--quick", "--qiuck"]).unwrap_err().contains("--qiuck"));
         assert!(parse(&[TRIAL, "memory"]).is_err());
     }
 
     #[test]
-    fn a_trial_finds_its_way_back() {
+    fn arguments_of_a_trial_are_parsed() {
         for phase in Phase::ALL {
             let trial = Trial { target: "memory", phase, count: 7 };
-            let words = trial.words();
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            assert_eq!(parse(&words), Ok(Command::Held(trial)));
+            let args = trial.args();
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            assert_eq!(parse(&args), Ok(Command::Held(trial)));
         }
     }
 }

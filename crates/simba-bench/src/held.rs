@@ -1,6 +1,6 @@
 //! Trials of many held mutexes.
 //!
-//! Every trial has a process of its own: memory that an earlier one freed would hide what this one takes.
+//! Every trial runs in a new process: memory that an earlier trial freed would hide what this one needs.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use simba_measure::{Effort, Row, Target, Unit};
 use crate::args::TRIAL;
 use crate::stores;
 
-/// What a trial holds.
+/// The kind of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Sessions without the engine: the backend's share.
+    /// Sessions without the engine: the backend's part.
     Raw,
-    /// Guards under the default lease, until they are all held.
+    /// Guards with the default lease, until all are held.
     Settled,
-    /// Guards under the default lease, through two rounds of renewals.
+    /// Guards with the default lease, during two renewals of each.
     Default,
-    /// Guards under a short lease, through three rounds of renewals.
+    /// Guards with a short lease, during three renewals of each.
     Short,
 }
 
@@ -46,7 +46,7 @@ impl Phase {
         })
     }
 
-    /// How many rounds of renewals to watch.
+    /// Returns how many renewals of each mutex to observe.
     fn rounds(self) -> u32 {
         match self {
             Self::Raw | Self::Settled => 0,
@@ -56,7 +56,7 @@ impl Phase {
     }
 }
 
-/// One process full of held mutexes.
+/// A process that holds many mutexes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trial {
     pub(crate) target: &'static str,
@@ -64,38 +64,38 @@ pub(crate) struct Trial {
     pub(crate) count: usize,
 }
 
-/// Memory, punctuality and processor time of many held mutexes.
+/// Measures memory, renewals and processor time of many held mutexes.
 pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
     let count = effort.pick(target.many() / 5, target.many());
-    let trial = |phase| Trial { target: target.name(), phase, count }.in_a_process();
+    let trial = |phase| Trial { target: target.name(), phase, count }.in_child_process();
     let raw = trial(Phase::Raw).await?;
     let memory = trial(effort.pick(Phase::Settled, Phase::Default)).await?;
     let each = Row::new(target, format!("{count} held: memory each"), Unit::Bytes, memory.bytes);
     let mut rows = vec![each.floor(raw.bytes).goal("<= 2048 B")];
     let short = trial(Phase::Short).await?;
-    let watched = [("default lease", &memory), ("3 s + 2 s lease", &short)];
-    for (lease, seen) in watched.into_iter().filter(|(_, seen)| seen.cores > 0.0) {
-        rows.extend(punctuality(target, count, lease, seen));
+    let trials = [("default lease", &memory), ("3 s + 2 s lease", &short)];
+    for (lease, findings) in trials.into_iter().filter(|(_, findings)| findings.cores > 0.0) {
+        rows.extend(punctuality(target, count, lease, findings));
     }
     Ok(rows)
 }
 
 impl Trial {
-    /// What to start the program with.
-    pub(crate) fn words(self) -> [String; 4] {
+    /// Returns the arguments of the child process.
+    pub(crate) fn args(self) -> [String; 4] {
         [TRIAL.to_owned(), self.target.to_owned(), self.phase.as_str().to_owned(), self.count.to_string()]
     }
 
-    async fn in_a_process(self) -> Result<Findings> {
+    async fn in_child_process(self) -> Result<Findings> {
         let program = std::env::current_exe()?;
         let run =
-            move || std::process::Command::new(program).args(self.words()).stderr(Stdio::inherit()).output();
+            move || std::process::Command::new(program).args(self.args()).stderr(Stdio::inherit()).output();
         let output = tokio::task::spawn_blocking(run).await??;
         if !output.status.success() {
-            bail!("the trial `{}` ended with {}", self.words().join(" "), output.status);
+            bail!("the trial `{}` ended with {}", self.args().join(" "), output.status);
         }
-        let said = serde_json::from_slice(&output.stdout).context("what a trial printed is no JSON")?;
-        from_json(&said).context("a trial printed something else than its findings")
+        let findings = serde_json::from_slice(&output.stdout).context("a trial printed invalid JSON")?;
+        from_json(&findings).context("a trial printed JSON without its findings")
     }
 }
 
@@ -115,8 +115,8 @@ fn from_json(json: &Value) -> Option<Findings> {
     })
 }
 
-/// Does a trial in this process; its findings as JSON.
-pub(crate) async fn try_out(trial: Trial) -> Result<Value> {
+/// Runs a trial in this process. Returns its findings as JSON.
+pub(crate) async fn run(trial: Trial) -> Result<Value> {
     let Trial { phase, count, .. } = trial;
     let target = stores::find(trial.target).context("no such target")?;
     let backend = target.connect().await?;
@@ -124,10 +124,10 @@ pub(crate) async fn try_out(trial: Trial) -> Result<Value> {
         let bytes = sessions(target, &*backend, count).await?;
         return Ok(to_json(Findings { bytes, ..Findings::default() }));
     }
-    let simba = Simba::builder(backend).lease(phase.lease()?).build();
+    let simba = Simba::builder(backend).with_lease(phase.lease()?).build();
     let held = Held::take(target, &simba, count).await?;
     let findings = held.watch(phase.rounds()).await?;
-    // The process ends here, and with it everything it holds: a release of each would take its time.
+    // The process ends here; to release every mutex would only take longer.
     held.abandon();
     Ok(to_json(findings))
 }
@@ -137,16 +137,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_survive_the_way_between_two_processes() {
+    fn findings_are_the_same_after_a_round_trip_through_json() {
         let findings = Findings { bytes: 2048.5, cores: 0.25, late: 1.0, least_left: 2950.125, lost: 2.0 };
         let text = to_json(findings).to_string();
         assert_eq!(from_json(&serde_json::from_str(&text).unwrap()), Some(findings));
     }
 
     #[tokio::test]
-    async fn held_mutexes_are_counted_as_held() {
+    async fn held_mutexes_count_as_held() {
         let trial = Trial { target: "memory", phase: Phase::Settled, count: 10 };
-        let found = from_json(&try_out(trial).await.unwrap()).unwrap();
+        let found = from_json(&run(trial).await.unwrap()).unwrap();
         assert_eq!((found.late, found.lost), (0.0, 0.0));
     }
 }

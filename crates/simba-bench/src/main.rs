@@ -1,6 +1,6 @@
-//! What Simba costs on top of a store, as ratios to the same store with nothing of ours in between.
+//! Measures the cost of Simba on each store, as ratios to the raw client of the same store.
 
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that talks to people")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line program")]
 
 mod args;
 mod held;
@@ -14,17 +14,17 @@ use tokio::runtime::Runtime;
 use args::{Command, USAGE};
 use simba_measure::{Effort, Report, handover, pairs};
 
-/// What a caller gets who typed something we do not know; 1 is left for a measure that failed.
-const MISUSE: u8 = 2;
+/// The exit code for invalid arguments; 1 means that a measurement failed.
+const USAGE_ERROR: u8 = 2;
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let outcome = match args::parse(&words) {
-        Ok(command) => perform(command),
-        Err(complaint) => {
-            eprintln!("error: {complaint}\n\n{USAGE}");
-            return ExitCode::from(MISUSE);
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let outcome = match args::parse(&args) {
+        Ok(command) => run(command),
+        Err(message) => {
+            eprintln!("error: {message}\n\n{USAGE}");
+            return ExitCode::from(USAGE_ERROR);
         }
     };
     match outcome {
@@ -36,23 +36,23 @@ fn main() -> ExitCode {
     }
 }
 
-fn perform(command: Command) -> Result<()> {
+fn run(command: Command) -> Result<()> {
     match command {
         Command::Help => print!("{USAGE}"),
         Command::Measure { effort, json, stores } => {
             let report = Runtime::new()?.block_on(measure(effort, &stores))?;
             if json { println!("{}", report.json()) } else { print!("{report}") }
         }
-        Command::Held(trial) => println!("{}", Runtime::new()?.block_on(held::try_out(trial))?),
+        Command::Held(trial) => println!("{}", Runtime::new()?.block_on(held::run(trial))?),
     }
     Ok(())
 }
 
-/// Measures the stores of these names, or all.
+/// Measures the stores with these names, or all stores.
 async fn measure(effort: Effort, names: &[&str]) -> Result<Report> {
     let mut report = Report::new(effort);
-    let wanted = |name| names.is_empty() || names.contains(&name);
-    for target in stores::STORES.iter().filter(|store| wanted(store.name())) {
+    let selected = |name| names.is_empty() || names.contains(&name);
+    for target in stores::STORES.iter().filter(|store| selected(store.name())) {
         let progress = |measure: &str| eprintln!("measuring {}: {measure} …", target.name());
         progress("uncontended pairs");
         report.add(pairs::measure(*target, effort).await?);

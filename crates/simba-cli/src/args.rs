@@ -1,4 +1,4 @@
-//! What a person types.
+//! The command-line arguments.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -8,17 +8,17 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-/// Below the list of commands.
+/// The help below the list of commands.
 const AFTER: &str = "\
 Examples:
   simba run nightly-backup -- ./backup.sh        one at a time, for this user
   simba --on redis://cache run deploy -- ./go    one at a time, in the whole fleet
-  simba status nightly-backup                    who has it, since when, until when
+  simba status nightly-backup                    its holder, since when, until when
 
-Without --on the store is SIMBA_URL, or what the configuration says, or else a
-file of SQLite for the processes of this user, without any server.
+Without --on the store is SIMBA_URL, or that of the configuration file, or else a
+SQLite file for the processes of this user, without any server.
 
-Exit codes: 1 held by another, 2 usage, 69 store out of reach, 74 output not
+Exit codes: 1 held by another, 2 usage, 69 store unreachable, 74 output not
 written, 75 lost while the command ran, 76 not ours, 77 refused, 78 wrong set-up,
 124 --max-hold ran out, 126 and 127 the command cannot be executed or found,
 128 + n ended by signal n; else the command's own.";
@@ -35,7 +35,7 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 
-    /// Tell more; twice for everything
+    /// Log more; twice for everything
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub(crate) verbose: u8,
 
@@ -45,13 +45,13 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Wait for a mutex, run a command under it, and give its exit code
+    /// Wait for a mutex, run a command under it, and return its exit code
     Run(RunArgs),
-    /// Contend for ever; run a command while leading
+    /// Contend until stopped; run a command while leading
     Lead(LeadArgs),
-    /// Run a command again and again, on the leader only
+    /// Run a command repeatedly, on the leader only
     Schedule(ScheduleArgs),
-    /// Who holds a mutex, since when, until when, and how many wait
+    /// Show who holds a mutex, since when, until when, and how many wait
     #[command(after_help = "\
 Examples:
   simba status nightly-backup deploy
@@ -59,16 +59,16 @@ Examples:
 
 --json prints an array with one object per mutex: mutex, state (held, free,
 unknown), owner, host, pid, token, acquired_at, expires_in_ms, in_transition,
-waiters; what the store cannot tell is null.")]
+waiters; a value that the store does not know is null.")]
     Status(StatusArgs),
-    /// All mutexes that the store knows of
+    /// List all mutexes in the store
     #[command(after_help = "\
 Example:
   simba ls --json | jq -r '.[] | select(.state == \"held\") | .mutex'
 
 The fields of --json are those of `simba status`.")]
     Ls(FormatArgs),
-    /// A line for every change of owner
+    /// Print a line for every change of owner
     #[command(after_help = "\
 Examples:
   simba watch deploy
@@ -79,22 +79,22 @@ token.")]
     Watch(StatusArgs),
     /// Free a stuck mutex out of band
     Release(ReleaseArgs),
-    /// Print the statements that set the store up, or carry them out
+    /// Print the statements that set up the store, or execute them
     #[command(after_help = "\
 Examples:
   simba --on postgres://db/app schema > simba.sql
   simba --on postgres://owner@db/app schema --apply")]
     Schema(SchemaArgs),
-    /// Check the store, and what endangers mutexes on it
+    /// Check the store, and find what endangers mutexes on it
     #[command(after_help = "\
 Example:
   simba --on redis://cache doctor
 
-Every finding comes with its cure; the exit code is 1 if there is any.")]
+Every finding comes with a fix; the exit code is 1 if there is a finding.")]
     Doctor(FormatArgs),
-    /// Run the compatibility kit against the store
+    /// Run the conformance suite against the store
     Tck(TckArgs),
-    /// Measure the store: pairs, hand-over, many held mutexes
+    /// Measure the store: lock/unlock cycles, hand-over, many held mutexes
     Bench(BenchArgs),
     /// Print a completion script
     #[command(after_help = "\
@@ -103,32 +103,32 @@ Examples:
   simba completions zsh > /usr/share/zsh/vendor-completions/_simba
   simba completions fish > ~/.config/fish/completions/simba.fish")]
     Completions {
-        /// For this shell
+        /// The shell
         shell: Shell,
     },
-    /// Print the manual page, of the program or of one command
+    /// Print the manual page of the program or of one command
     #[command(after_help = "\
 Examples:
   simba man | man -l -
   simba man run > /usr/local/share/man/man1/simba-run.1")]
     Man {
-        /// Of this command
+        /// The command; the program if none is named
         command: Option<String>,
     },
 }
 
-/// How long a mutex is held at a time.
+/// The options of a lease.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct LeaseArgs {
-    /// Until when a holder is expected to renew [default: 10s]
+    /// Time within which the holder must renew [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) ttl: Option<Duration>,
 
-    /// For how much longer others are kept out [default: 6s]
+    /// Extra time before another may acquire [default: 6s]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) transition: Option<Duration>,
 
-    /// How long before the end the command is told to stop [default: half the transition]
+    /// How long before the deadline the command gets TERM [default: half the transition]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) grace: Option<Duration>,
 }
@@ -137,29 +137,29 @@ pub(crate) struct LeaseArgs {
 #[command(after_help = "\
 Examples:
   simba run nightly-backup -- ./backup.sh
-  simba run -n deploy -- ./deploy.sh      fail at once if somebody else has it
+  simba run -n deploy -- ./deploy.sh      fail at once if another holds it
   simba run -w 30s -E 75 migrate -- ./m   wait 30 s at most, then exit with 75
 
 The command gets SIMBA_MUTEX, SIMBA_CONTENDER_ID and SIMBA_FENCING_TOKEN. If the
-mutex is lost it is told to end by TERM, then killed with all that it started,
+mutex is lost, the command gets TERM, then it is killed with all that it started,
 before another can hold the mutex; the exit code is 75.")]
 pub(crate) struct RunArgs {
     /// The mutex
     pub(crate) mutex: String,
 
-    /// Fail at once if it is held
+    /// Fail at once if it is held by another
     #[arg(short = 'n', long = "nonblock", visible_alias = "nb", conflicts_with = "wait")]
     pub(crate) nonblock: bool,
 
     /// Wait this long at most; a number alone counts seconds
-    #[arg(short, long, visible_alias = "timeout", value_name = "TIME", value_parser = patience)]
+    #[arg(short, long, visible_alias = "timeout", value_name = "TIME", value_parser = wait_time)]
     pub(crate) wait: Option<Duration>,
 
-    /// The exit code if it cannot be had
+    /// Exit code if the mutex is not acquired
     #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE", default_value_t = 1)]
     pub(crate) conflict: u8,
 
-    /// End the command after this long
+    /// End the command after this time
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) max_hold: Option<Duration>,
 
@@ -175,23 +175,23 @@ pub(crate) struct RunArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// A length of time with its unit.
+/// Parses a duration with its unit.
 fn time(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "write it as `250ms`, `10s` or `5m`".into())
 }
 
-/// A number alone counts seconds, as with flock(1).
-fn patience(text: &str) -> Result<Duration, String> {
+/// Parses a duration; a number alone counts seconds, as with flock(1).
+fn wait_time(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
         Err(_) => time(text),
     }
 }
 
-/// A command that runs wherever the mutex is, until it is told to end.
+/// The options of a command that runs while this process leads, until it is stopped.
 #[derive(Debug, Args)]
 pub(crate) struct ServiceArgs {
-    /// Serve /metrics, /live and /ready (ready = leading) here
+    /// Serve /metrics, /live and /ready (ready = leading) at this address
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics: Option<SocketAddr>,
 
@@ -208,9 +208,9 @@ pub(crate) struct ServiceArgs {
 Example:
   simba --on postgres://db/app lead cleaner -- ./cleaner
 
-The command is told to end when the lead is lost, and started again with the next
-lead. If it ends by itself, another contender leads next. SIGTERM is passed on; the
-lead is kept until the command has ended, and then released.")]
+The command gets TERM when leadership is lost, and is started again when it is
+regained. If it ends by itself, another contender leads next. SIGTERM is passed on;
+leadership is kept until the command has ended, and then released.")]
 pub(crate) struct LeadArgs {
     /// The mutex
     pub(crate) mutex: String,
@@ -225,17 +225,17 @@ Examples:
   simba schedule report --every 15m -- ./report
   simba schedule backup --cron '30 2 * * *' --tz Europe/Berlin -- ./backup.sh
 
-SIGTERM is passed on; the lead is kept until the command has ended, and then
+SIGTERM is passed on; leadership is kept until the command has ended, and then
 released.")]
 pub(crate) struct ScheduleArgs {
     /// The mutex
     pub(crate) mutex: String,
 
-    /// Start at this distance; a run that is missed is left out
+    /// Start at this interval; a missed run is skipped
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) every: Option<Duration>,
 
-    /// Rest this long between two runs
+    /// Wait this long between the end of a run and the next start
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) delay: Option<Duration>,
 
@@ -253,7 +253,7 @@ pub(crate) struct ScheduleArgs {
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct FormatArgs {
-    /// JSON instead of text for people
+    /// Print JSON instead of text
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -269,8 +269,8 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("condition").required(true).args(["if_token", "if_owner", "force"]), after_help = "\
-The old holder believes that it holds until its next renewal: until then two may
-work at once. Its fencing token tells them apart.
+The old holder continues until its next renewal fails: until then two commands may
+run at once. Their fencing tokens tell them apart.
 
 Example:
   simba release nightly-backup --if-token 1763204159000000")]
@@ -278,35 +278,35 @@ pub(crate) struct ReleaseArgs {
     /// The mutex
     pub(crate) mutex: String,
 
-    /// Only if this is the holder's fencing token
+    /// Release only if this is the holder's fencing token
     #[arg(long, value_name = "TOKEN")]
     pub(crate) if_token: Option<u64>,
 
-    /// Only if this is the holder
+    /// Release only if this is the holder
     #[arg(long, value_name = "ID")]
     pub(crate) if_owner: Option<String>,
 
-    /// Whoever holds it
+    /// Release without a condition
     #[arg(long)]
     pub(crate) force: bool,
 
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     pub(crate) yes: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct SchemaArgs {
-    /// Carry them out
+    /// Execute the statements
     #[arg(long)]
     pub(crate) apply: bool,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each case is a promise and draws mutexes of its own. Takes a minute or two; the
-store works on meanwhile. A case about what the store cannot do is skipped, and
-counted as such. The exit code is 1 if a promise is broken.
+Each case checks one guarantee with mutexes of its own. Takes a minute or two; the
+store stays usable meanwhile. A case about something that the store cannot do is
+skipped, and counted as skipped. The exit code is 1 if a guarantee is broken.
 
 --json prints kept, skipped and broken, each a number, and cases with case,
 outcome (kept, skipped, broken) and reason.
@@ -314,7 +314,7 @@ outcome (kept, skipped, broken) and reason.
 Example:
   simba --on postgres://db/app tck session")]
 pub(crate) struct TckArgs {
-    /// Only cases with this in their name
+    /// Run only cases with this text in their name
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) filter: String,
 
@@ -325,22 +325,22 @@ pub(crate) struct TckArgs {
 #[derive(Clone, Copy, Debug, Args)]
 #[command(after_help = "\
 Takes a minute, with --quick some seconds. Its mutexes are called simba-bench:…,
-and are free afterwards; the store works on meanwhile, and is busy with it. For a
-file it measures another one on the same disk, which is gone afterwards, and also
-how soon `simba run` starts a command, beside flock(1).
+and are free afterwards; the store stays usable meanwhile, but is under load. For a
+file it measures another one on the same disk, which is removed afterwards, and also
+how long `simba run` takes to start a command, beside flock(1).
 
 Examples:
   simba bench --quick
   simba --on redis://cache bench --json | jq '.rows[] | {measure, ours, unit}'
 
 --json prints store, quick, and rows with target, measure, unit, ours, floor,
-ratio; what there is not is null.")]
+ratio; a missing value is null.")]
 pub(crate) struct BenchArgs {
     /// A short version: enough to see a change that matters
     #[arg(long)]
     pub(crate) quick: bool,
 
-    /// How many tasks make pairs at once, each on a mutex of its own
+    /// How many tasks lock and unlock at once, each a mutex of its own
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) tasks: u16,
 

@@ -1,4 +1,4 @@
-//! How `simba lead` and `simba schedule` end when a signal asks them to while their command runs.
+//! How `simba lead` and `simba schedule` end when a termination signal arrives while their command runs.
 //!
 //! The signal is passed on, the lease is renewed until the command has ended, and then the mutex is released.
 
@@ -9,36 +9,36 @@ use std::time::Duration;
 use simba_mutex::SystemClock;
 use simba_mutex::clock::within;
 
-use crate::failure::{Failure, Outcome, code, say};
+use crate::failure::{Failure, Outcome, code, print_error};
 use crate::run::no_process;
 use crate::signals::name;
 use crate::supervise::Ended;
 
-/// How long to wait for the store once the mutex is lost: it may be the store that hangs.
+/// Time limit for the release of a lost mutex: the store itself may hang.
 const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A command that was asked to end, and how it ended.
+/// A command that got a termination signal, and how it ended.
 #[derive(Debug)]
 pub(crate) struct Drained {
-    /// The signals that were passed on, at least one.
-    asked: Vec<i32>,
+    /// The termination signals that were passed on, at least one.
+    signals: Vec<i32>,
     ended: Result<Ended, Failure>,
 }
 
 impl Drained {
-    /// Returns how a command ended under a mutex, or nothing if no signal asked it to.
-    pub(crate) fn of(asked: &[i32], ended: &io::Result<Ended>, held: bool) -> Option<Self> {
+    /// Returns how a command ended under a mutex, or `None` if it got no termination signal.
+    pub(crate) fn of(signals: &[i32], ended: &io::Result<Ended>, held: bool) -> Option<Self> {
         let ended = match ended {
             Ok(Ended::Code(_) | Ended::Signal(_)) if !held => Ok(Ended::Lost),
             Ok(ended) => Ok(*ended),
             Err(error) => Err(no_process(error)),
         };
-        (!asked.is_empty()).then(|| Self { asked: asked.to_vec(), ended })
+        (!signals.is_empty()).then(|| Self { signals: signals.to_vec(), ended })
     }
 
-    /// Says what happened. Ending because of the signal is success; everything else has its own exit code.
+    /// Returns the outcome. An end because of the signal is success; everything else has its own exit code.
     fn outcome(self, mutex: &str) -> Outcome {
-        let signal = self.asked.first().copied().map(name).unwrap_or_default();
+        let signal = self.signals.first().copied().map(name).unwrap_or_default();
         let failure = |code: u8, how: &str| {
             Err(Failure::new(code, format!("`{mutex}`: {signal} was passed on, and the command {how}")))
         };
@@ -50,9 +50,10 @@ impl Drained {
                 return failure(code::LOST, "was ended before it was done: the mutex was lost");
             }
         };
-        // A shell or a runtime may turn the signal into the code that a shell would give.
-        if number == 0 || self.asked.contains(&(number - i32::from(code::SIGNAL))) {
-            say(&format!("`{mutex}`: {signal} was passed on, the command ended, the mutex is released"));
+        // A shell or a runtime may turn the signal into the code that a shell returns for it.
+        if number == 0 || self.signals.contains(&(number - i32::from(code::SIGNAL))) {
+            let text = format!("`{mutex}`: {signal} was passed on, the command ended, the mutex is released");
+            print_error(&text);
             return Ok(ExitCode::SUCCESS);
         }
         failure(u8::try_from(number & 0xff).unwrap_or(u8::MAX), &format!("exited with {number}"))
@@ -63,7 +64,7 @@ impl Drained {
     }
 }
 
-/// Stops contending, and says how the command ended if it was running.
+/// Stops contending, and returns the outcome of the command if it was running.
 pub(crate) async fn finish(
     mutex: &str,
     drained: Option<Drained>,

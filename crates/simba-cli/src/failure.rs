@@ -1,11 +1,11 @@
-//! How a command ends: its exit code, and one line for a person.
+//! How `simba` ends: an exit code, and one line of text for an error.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use simba_mutex::{Error, ErrorKind};
 
-/// The exit codes of our own; a part of the interface.
+/// The exit codes that `simba` itself returns; a part of the interface.
 pub(crate) mod code {
     pub(crate) const NOT_ACQUIRED: u8 = 1;
     pub(crate) const USAGE: u8 = 2;
@@ -19,17 +19,17 @@ pub(crate) mod code {
     pub(crate) const MAX_HOLD: u8 = 124;
     pub(crate) const NOT_EXECUTABLE: u8 = 126;
     pub(crate) const NOT_FOUND: u8 = 127;
-    /// The shell's way: a signal ended it.
+    /// Added to the number of the signal that ended the command, as a shell does.
     pub(crate) const SIGNAL: u8 = 128;
 }
 
-/// Why nothing else is done.
+/// Why a call of `simba` failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
     message: String,
     source: Option<Error>,
-    /// The mutex must not be freed: the process ends as it stands.
+    /// The mutex must not be freed: the process exits without a release.
     pub(crate) abandons: bool,
 }
 
@@ -38,20 +38,20 @@ impl Failure {
         Self { code, message: message.into(), source: None, abandons: false }
     }
 
-    /// What is held ends with its lease, and not with this process.
+    /// Exits without a release: the mutex is held until its lease ends.
     pub(crate) fn abandoning(self) -> Self {
         Self { abandons: true, ..self }
     }
 
-    /// Tells a person: one line, and the causes if wanted.
-    pub(crate) fn tell(&self, causes: bool) {
-        say(&self.message);
+    /// Prints the message in one line, and the causes if `causes` is set.
+    pub(crate) fn print(&self, causes: bool) {
+        print_error(&self.message);
         for cause in self.causes().iter().filter(|_| causes) {
             let _ = writeln!(io::stderr(), "  caused by: {cause}");
         }
     }
 
-    /// The causes, the outermost first.
+    /// Returns the causes, the outermost first.
     fn causes(&self) -> Vec<String> {
         let mut causes = Vec::new();
         let mut next: Option<&dyn std::error::Error> =
@@ -82,10 +82,10 @@ fn code_of(kind: ErrorKind) -> u8 {
     }
 }
 
-/// Tells a person something beside the output. Where nobody can hear it, nothing is lost.
-pub(crate) fn say(text: &str) {
+/// Prints a line to stderr. Ignores write errors.
+pub(crate) fn print_error(text: &str) {
     let _ = writeln!(io::stderr(), "simba: {text}");
 }
 
-/// How a command ended.
+/// The result of a call of `simba`.
 pub(crate) type Outcome = Result<ExitCode, Failure>;

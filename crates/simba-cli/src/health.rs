@@ -1,4 +1,4 @@
-//! `--metrics ADDR`: what probes and scrapers ask for.
+//! `--metrics ADDR`: the endpoints for probes and scrapers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use tokio::net::TcpListener;
 
 use crate::failure::{Failure, code};
 
-/// From a millisecond to an hour: a lease is somewhere between.
+/// From a millisecond to an hour, the range of lease durations.
 const BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0, 600.0, 3_600.0];
 
-/// Whether this process leads.
+/// Returns whether this process leads.
 pub(crate) type Leads = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Serves `/metrics`, `/live` and `/ready` in the background, until the program ends.
@@ -31,7 +31,7 @@ pub(crate) async fn serve(address: SocketAddr, leads: Leads) -> Result<(), Failu
         .route("/metrics", get(move || std::future::ready(recorder.render())));
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%error, "nobody is told how we are any more");
+            tracing::error!(%error, "the metrics endpoint has stopped");
         }
     });
     Ok(())
@@ -43,5 +43,5 @@ fn install() -> Result<PrometheusHandle, Failure> {
     let builder =
         PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &BUCKETS);
     let installed = builder.and_then(PrometheusBuilder::install_recorder);
-    installed.map_err(|error| Failure::new(code::CONFIG, format!("cannot count: {error}")))
+    installed.map_err(|error| Failure::new(code::CONFIG, format!("cannot set up metrics: {error}")))
 }

@@ -1,4 +1,4 @@
-//! `simba lead`: a command wherever the mutex is.
+//! `simba lead`: runs a command while this process leads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::signals::Signals;
 use crate::store::Store;
 use crate::supervise::{Ended, Job};
 
-/// A leader whose command has ended leaves the lead to others for this long.
+/// How long a leader does not contend after its command has ended, so that another can lead.
 const COOLDOWN: Duration = Duration::from_secs(1);
 
-/// Contends until it is told to end; runs the command under every tenure.
+/// Contends until a signal asks to end; runs the command under every tenure.
 pub(crate) async fn lead(store: &Store, args: &LeadArgs) -> Outcome {
     let lease = lease_of(store, args.service.lease)?;
     let mut signals = listen()?;
@@ -34,7 +34,7 @@ pub(crate) async fn lead(store: &Store, args: &LeadArgs) -> Outcome {
     let drained = loop {
         tokio::select! {
             biased;
-            _ = signals.end() => break None,
+            _ = signals.termination() => break None,
             tenure = contention.acquired() => {
                 let drained = run_once(&contention, &tenure?, lease, args, &mut signals).await;
                 if drained.is_some() {
@@ -46,7 +46,7 @@ pub(crate) async fn lead(store: &Store, args: &LeadArgs) -> Outcome {
     drain::finish(&args.mutex, drained, contention.stop()).await
 }
 
-/// Runs the command for one tenure, passing signals on. Returns how it ended if one of them asked it to.
+/// Runs the command for one tenure and passes signals on. Returns how it ended if one of them asked it to.
 async fn run_once(
     contention: &Contention,
     tenure: &Tenure,
@@ -61,9 +61,9 @@ async fn run_once(
         Ok(Ok(Ended::Code(code))) => tracing::info!(mutex = %args.mutex, code, "the command ended"),
         Ok(Ok(ended)) => tracing::info!(mutex = %args.mutex, ?ended, "the command was ended"),
         Ok(Err(error)) => tracing::error!(mutex = %args.mutex, %error, "the command was not started"),
-        Err(error) => tracing::warn!(mutex = %args.mutex, %error, "the command was cut off"),
+        Err(error) => tracing::warn!(mutex = %args.mutex, %error, "the command was cancelled"),
     }
-    let drained = Drained::of(signals.asked(), &ended.unwrap_or(Ok(Ended::Lost)), held);
+    let drained = Drained::of(signals.termination_signals(), &ended.unwrap_or(Ok(Ended::Lost)), held);
     if drained.is_none() && held {
         contention.step_down(COOLDOWN);
         tenure.lost().await;

@@ -1,11 +1,11 @@
-//! What is told beside the output: to stderr, as much as is asked for.
+//! Log lines: to stderr, at the requested level.
 
 use std::io;
 
 use tracing_subscriber::EnvFilter;
 
-/// Listens to `SIMBA_LOG`, or to the number of `-v`.
-pub(crate) fn listen(verbose: u8, quiet: bool) {
+/// Sets up logging by `SIMBA_LOG`, or by the number of `-v`.
+pub(crate) fn init(verbose: u8, quiet: bool) {
     let level = match verbose {
         0 if quiet => "error",
         0 => "warn",
@@ -17,7 +17,7 @@ pub(crate) fn listen(verbose: u8, quiet: bool) {
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_target(false)
-        // Where stderr cannot be written there is nobody to tell of it either.
+        // If stderr cannot be written, the error cannot be printed either.
         .log_internal_errors(false)
         .with_ansi(false)
         .try_init();

@@ -33,82 +33,82 @@ use clap::{CommandFactory as _, Parser as _};
 use clap_complete::Shell;
 
 use args::{Cli, Command};
-use failure::{Failure, Outcome, say};
+use failure::{Failure, Outcome, print_error};
 use simba_mutex::SystemClock;
 use simba_mutex::clock::within;
 use store::Store;
 use tokio::runtime::Runtime;
 
-/// How long to take leave of the store: one that hangs keeps nobody here.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Time limit for closing the store, so that a store that hangs does not block the exit.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match words.first().and_then(|word| word.to_str()) {
-        Some(guard::watch::WORD) => guard::guard(&words[1..]),
-        Some(guard::trampoline::WORD) => guard::trampoline::exec(&words[1..]),
+        Some(guard::process::SUBCOMMAND) => guard::guard(&words[1..]),
+        Some(guard::trampoline::SUBCOMMAND) => guard::trampoline::exec(&words[1..]),
         _ => match Cli::try_parse() {
-            Ok(cli) => obey(&cli),
+            Ok(cli) => run_command(&cli),
             Err(error) => usage(&error, &words),
         },
     }
 }
 
-/// What is wrong in one line, as everywhere; a URL that was typed in the wrong place without its password.
+/// Prints a usage error in one line. Redacts the password of a URL that was typed in the wrong place.
 fn usage(error: &clap::Error, words: &[OsString]) -> ExitCode {
-    // A question, and its answer: by `--help` to stdout, by nothing typed to stderr.
+    // Help as clap formats it: to stdout for `--help`, to stderr for a call without arguments.
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();
     } else {
-        say(&redact::redact(&one_line(&error.render().to_string()), words));
+        print_error(&redact::redact(&one_line(&error.render().to_string()), words));
     }
     ExitCode::from(if error.use_stderr() { failure::code::USAGE } else { 0 })
 }
 
-/// What clap has to say, without the usage that `--help` shows.
+/// Returns clap's message in one line, without the usage that `--help` shows.
 fn one_line(text: &str) -> String {
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let told = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
-    let told = told.collect::<Vec<_>>().join(" ");
-    format!("{}: see --help", told.strip_prefix("error: ").unwrap_or(&told))
+    let message = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    let message = message.collect::<Vec<_>>().join(" ");
+    format!("{}: see --help", message.strip_prefix("error: ").unwrap_or(&message))
 }
 
-fn obey(cli: &Cli) -> ExitCode {
-    terminal::keep_going();
-    // The kit loses mutexes on purpose.
+fn run_command(cli: &Cli) -> ExitCode {
+    terminal::block_sigttou();
+    // The conformance suite loses mutexes on purpose.
     let quiet = matches!(cli.command, Command::Tck(_));
-    log::listen(cli.verbose, quiet);
+    log::init(cli.verbose, quiet);
     let runtime = match start() {
         Ok(runtime) => runtime,
         Err(error) => {
-            say(&format!("the system gives no threads: {error}: raise the limit of processes (ulimit -u)"));
+            print_error(&format!("cannot start a thread: {error}: raise the limit of processes (ulimit -u)"));
             return ExitCode::from(failure::code::UNAVAILABLE);
         }
     };
     let outcome = match &cli.command {
-        // They bring a runtime of their own.
+        // These commands create their own runtime.
         Command::Tck(args) => store::settings(cli).and_then(|settings| tck::tck(&settings.url, args)),
         Command::Bench(args) => store::settings(cli).and_then(|settings| bench::bench(&settings, args)),
-        _ => runtime.block_on(perform(cli)),
+        _ => runtime.block_on(execute(cli)),
     };
-    // Threads of a store that hangs are not waited for.
+    // Does not wait for threads that are blocked in a store that hangs.
     runtime.shutdown_background();
     match outcome {
         Ok(code) => code,
         Err(failure) => {
-            failure.tell(cli.verbose > 0);
+            failure.print(cli.verbose > 0);
             ExitCode::from(failure.code)
         }
     }
 }
 
-/// A runtime. Clocks and stores start threads of their own, where a system without any could not be told of.
+/// Creates a runtime. Starts one thread first, because clocks and stores start theirs where no error can be reported.
 fn start() -> io::Result<Runtime> {
     thread::Builder::new().spawn(|| {})?;
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-async fn perform(cli: &Cli) -> Outcome {
+async fn execute(cli: &Cli) -> Outcome {
     match &cli.command {
         Command::Completions { shell } => return completions(*shell),
         Command::Man { command } => return manual(command.as_deref()),
@@ -133,11 +133,11 @@ async fn perform(cli: &Cli) -> Outcome {
     if let Err(failure) = &outcome
         && failure.abandons
     {
-        // What this process holds must not be freed: no farewell, and nothing is dropped.
-        failure.tell(cli.verbose > 0);
+        // The mutex must not be freed: exit without a shutdown and without dropping anything.
+        failure.print(cli.verbose > 0);
         std::process::exit(failure.code.into());
     }
-    within(&SystemClock, FAREWELL, simba.shutdown()).await;
+    within(&SystemClock, SHUTDOWN_LIMIT, simba.shutdown()).await;
     outcome
 }
 
@@ -147,22 +147,23 @@ fn completions(shell: Shell) -> Outcome {
     output::print(&String::from_utf8_lossy(&script))
 }
 
-/// The page of the program, or of one of its commands.
+/// Prints the manual page of the program, or of one of its commands.
 fn manual(of: Option<&str>) -> Outcome {
     let mut cli = Cli::command();
     cli.build();
     let command = match of {
         None => cli,
         Some(name) => {
-            let found = cli.find_subcommand(name).cloned().ok_or_else(|| {
-                Failure::new(failure::code::USAGE, "there is no such command: see `simba --help`")
-            })?;
+            let found = cli
+                .find_subcommand(name)
+                .cloned()
+                .ok_or_else(|| Failure::new(failure::code::USAGE, "unknown command: see `simba --help`"))?;
             let title: &'static str = Box::leak(format!("simba-{name}").into_boxed_str());
             found.name(title)
         }
     };
     let mut page = Vec::new();
-    // Into memory, which is always writable.
+    // Writing to memory does not fail.
     let _ = clap_mangen::Man::new(command).render(&mut page);
     output::print(&String::from_utf8_lossy(&page))
 }

@@ -1,4 +1,4 @@
-//! A command under a mutex that asks for the same mutex would wait for itself.
+//! Refuses a mutex that already protects this process: the command would wait for itself.
 
 use std::collections::HashMap;
 use std::env;
@@ -10,20 +10,20 @@ use crate::failure::Failure;
 use crate::guard::tree::parent_of;
 use crate::store::Store;
 
-/// Refuses a mutex that this very process runs under.
+/// Refuses a mutex under which this process runs.
 pub(crate) async fn refuse(store: &Store, mutex: &str, code: u8) -> Result<(), Failure> {
-    let above = contenders_above(mutex);
+    let above = enclosing_contenders(mutex);
     if above.is_empty() {
         return Ok(());
     }
-    // The same name in another store, or a tenure that is over, is no reason.
+    // The same name in another store, or a tenure that has ended, is no reason to refuse.
     let Ok(operate) = store.simba.operate() else { return Ok(()) };
     let holder = operate.read(&MutexName::new(mutex)?).await?.owner;
     match holder {
         Some(holder) if above.iter().any(|id| id == holder.as_str()) => {
             let message = format!(
-                "`{mutex}` is held by `{holder}`, which runs this very command, so it would wait for itself \
-                 (on {store}): take another mutex, or none"
+                "`{mutex}` is held by `{holder}`, which runs this command, so it would wait for itself \
+                 (on {store}): use another mutex, or none"
             );
             Err(Failure::new(code, message))
         }
@@ -31,9 +31,9 @@ pub(crate) async fn refuse(store: &Store, mutex: &str, code: u8) -> Result<(), F
     }
 }
 
-/// The contenders that this process runs under for the mutex: its own environment names the nearest, those of
-/// its ancestors the others.
-fn contenders_above(mutex: &str) -> Vec<String> {
+/// Returns the contenders under which this process runs for the mutex: its own environment names the nearest, the
+/// environments of its ancestors name the others.
+fn enclosing_contenders(mutex: &str) -> Vec<String> {
     let own = env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let mut found: Vec<String> = contender(&own.collect(), mutex).into_iter().collect();
@@ -51,7 +51,7 @@ fn contender(environment: &HashMap<String, String>, mutex: &str) -> Option<Strin
     environment.get("SIMBA_CONTENDER_ID").filter(|_| same).cloned()
 }
 
-/// The environment that a process was started with; none if it is of another user.
+/// Returns the environment that a process was started with; empty if it belongs to another user.
 fn environment(pid: Pid) -> HashMap<String, String> {
     let bytes = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let pairs =

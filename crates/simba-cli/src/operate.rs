@@ -29,10 +29,10 @@ pub(crate) async fn release(simba: &Simba, args: &ReleaseArgs) -> Outcome {
         return Err(other(&mutex, owner));
     }
     let window = record.remaining.unwrap_or_default();
-    confirm(args, &format!("`{owner}` may go on working in good faith for {}", brief(window)))?;
+    confirm(args, &format!("`{owner}` may keep running for up to {}", brief(window)))?;
     match operate.evict(&mutex, condition).await? {
         Eviction::Freed { owner, window } => {
-            print(&format!("freed; `{owner}` may believe for {} that it holds `{mutex}`\n", brief(window)))
+            print(&format!("freed; `{owner}` may run under `{mutex}` for up to {} more\n", brief(window)))
         }
         Eviction::Other(owner) => Err(other(&mutex, &owner)),
         _ => print(&format!("`{mutex}` is free\n")),
@@ -40,7 +40,7 @@ pub(crate) async fn release(simba: &Simba, args: &ReleaseArgs) -> Outcome {
 }
 
 fn other(mutex: &MutexName, owner: &ContenderId) -> Failure {
-    Failure::new(code::NOT_ACQUIRED, format!("`{mutex}` is held by `{owner}`, and was left alone"))
+    Failure::new(code::NOT_ACQUIRED, format!("`{mutex}` is held by `{owner}`, and was not freed"))
 }
 
 fn condition(args: &ReleaseArgs) -> Result<EvictIf, Failure> {
@@ -51,13 +51,13 @@ fn condition(args: &ReleaseArgs) -> Result<EvictIf, Failure> {
     })
 }
 
-/// Asks on a terminal; elsewhere nobody can answer, so the answer must be given before.
+/// Asks for confirmation on a terminal; elsewhere requires `--yes`.
 fn confirm(args: &ReleaseArgs, warning: &str) -> Result<(), Failure> {
     if args.yes {
         return Ok(());
     }
     if !io::stdin().is_terminal() {
-        return Err(Failure::new(code::USAGE, format!("{warning}: say `--yes` if that is meant")));
+        return Err(Failure::new(code::USAGE, format!("{warning}: add `--yes` to confirm")));
     }
     write(&format!("{warning}. Free it? [y/N] "))?;
     let mut answer = String::new();
@@ -65,10 +65,10 @@ fn confirm(args: &ReleaseArgs, warning: &str) -> Result<(), Failure> {
     if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
         return Ok(());
     }
-    Err(Failure::new(code::NOT_ACQUIRED, "left alone"))
+    Err(Failure::new(code::NOT_ACQUIRED, "not freed"))
 }
 
-/// Prints what sets the store up, or carries it out.
+/// Prints the statements that set up the store, or executes them.
 pub(crate) async fn schema(simba: &Simba, args: &SchemaArgs) -> Outcome {
     let operate = simba.operate()?;
     if args.apply {
@@ -77,7 +77,7 @@ pub(crate) async fn schema(simba: &Simba, args: &SchemaArgs) -> Outcome {
     }
     match operate.schema() {
         Some(schema) => print(&format!("{}\n", schema.trim_end())),
-        None => print(&format!("-- {} needs none\n", simba.backend())),
+        None => print(&format!("-- {} needs none\n", simba.backend_name())),
     }
 }
 
@@ -87,44 +87,44 @@ pub(crate) async fn doctor(store: &Store, format: FormatArgs) -> Outcome {
     let advice = recommended(probe.round_trip);
     let unknown = &store.settings.unknown_variables;
     print(&if format.json {
-        in_json(&probe, advice, unknown)
+        as_json(&probe, advice, unknown)
     } else {
-        in_words(&store.simba, &probe, advice, unknown)
+        as_text(&store.simba, &probe, advice, unknown)
     })?;
     Ok(if probe.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(code::NOT_ACQUIRED) })
 }
 
-/// The shortest ttl in whole seconds that leaves room for a hundred calls, and the default at most.
+/// Returns the shortest ttl in whole seconds that leaves time for 100 calls, at most the default.
 fn recommended(round_trip: Duration) -> Duration {
     let least = Duration::from_secs((round_trip * 100).as_secs() + 2);
     least.min(Lease::default().ttl())
 }
 
-fn in_words(simba: &Simba, probe: &Probe, advice: Duration, unknown: &[String]) -> String {
+fn as_text(simba: &Simba, probe: &Probe, advice: Duration, unknown: &[String]) -> String {
     let paint = Paint::for_stdout();
     let mut text = format!(
-        "{}: {}, round trip {:.2} ms\nlease: the default will do; --ttl {}s --transition {}s is the shortest to advise\n",
-        simba.backend(),
+        "{}: {}, round trip {:.2} ms\nlease: default is fine; shortest advised: --ttl {}s --transition {}s\n",
+        simba.backend_name(),
         probe.server,
         probe.round_trip.as_secs_f64() * 1e3,
         advice.as_secs(),
         (advice * 3 / 5).as_secs().max(1),
     );
     for variable in unknown {
-        text.push_str(&format!("note: the variable {variable} is set and has no meaning: ignored\n"));
+        text.push_str(&format!("note: unknown variable {variable} is ignored\n"));
     }
     for finding in &probe.findings {
-        text.push_str(&format!("{} {}\n  cure: {}\n", paint.yellow("!"), finding.problem, finding.cure));
+        text.push_str(&format!("{} {}\n  fix: {}\n", paint.yellow("!"), finding.problem, finding.fix));
     }
     if probe.findings.is_empty() {
-        text.push_str(&format!("{} nothing endangers mutexes here\n", paint.green("ok:")));
+        text.push_str(&format!("{} no problems found\n", paint.green("ok:")));
     }
     text
 }
 
-fn in_json(probe: &Probe, advice: Duration, unknown: &[String]) -> String {
+fn as_json(probe: &Probe, advice: Duration, unknown: &[String]) -> String {
     let findings: Vec<_> =
-        probe.findings.iter().map(|found| json!({ "problem": found.problem, "cure": found.cure })).collect();
+        probe.findings.iter().map(|found| json!({ "problem": found.problem, "fix": found.fix })).collect();
     let text = json!({
         "server": probe.server,
         "round_trip_us": u64::try_from(probe.round_trip.as_micros()).unwrap_or(u64::MAX),

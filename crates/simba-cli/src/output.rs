@@ -1,4 +1,4 @@
-//! Text for people: tables that line up, and colour where it is wanted.
+//! Text output: aligned tables, and colours.
 
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -10,12 +10,12 @@ use rustix::time::Timespec;
 
 use crate::failure::{Failure, Outcome, code};
 
-/// Prints to stdout, as the last thing that a command does.
+/// Prints to stdout, as the last step of a command.
 pub(crate) fn print(text: &str) -> Outcome {
     write(text).map(|_| ExitCode::SUCCESS)
 }
 
-/// Prints to stdout; false if who read it has closed it, and has seen enough.
+/// Prints to stdout. Returns false if the reader has closed it.
 pub(crate) fn write(text: &str) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -25,7 +25,7 @@ pub(crate) fn write(text: &str) -> Result<bool, Failure> {
     }
 }
 
-/// Whether who reads stdout has closed it.
+/// Returns whether the reader of stdout has closed it.
 pub(crate) fn is_closed() -> bool {
     let out = rustix::stdio::stdout();
     let mut fds = [PollFd::new(&out, PollFlags::empty())];
@@ -33,7 +33,7 @@ pub(crate) fn is_closed() -> bool {
     poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0) && fds[0].revents().contains(PollFlags::ERR)
 }
 
-/// Whether the user wants no colours, by the custom of <https://no-color.org>.
+/// Returns whether the user wants no colours, by the convention of <https://no-color.org>.
 fn no_colour() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
@@ -45,7 +45,7 @@ pub(crate) struct Paint {
 }
 
 impl Paint {
-    /// Colours for a terminal, unless `NO_COLOR` says otherwise.
+    /// Returns colours for a terminal, unless `NO_COLOR` is set.
     pub(crate) fn for_stdout() -> Self {
         Self { on: io::stdout().is_terminal() && !no_colour() }
     }
@@ -67,7 +67,7 @@ impl Paint {
     }
 }
 
-/// Rows of cells that line up. On a terminal too narrow for them, each row is a block of lines.
+/// Rows of aligned cells. On a terminal that is too narrow, each row is a block of lines.
 pub(crate) struct Table<const N: usize> {
     head: [&'static str; N],
     rows: Vec<[String; N]>,
@@ -127,7 +127,7 @@ impl<const N: usize> fmt::Display for Table<N> {
     }
 }
 
-/// How many columns a cell takes: colours take none.
+/// Returns how many columns a cell takes, without its colour codes.
 fn visible(cell: &str) -> usize {
     let mut count = 0;
     let mut inside = false;
@@ -154,13 +154,13 @@ mod tests {
     }
 
     #[test]
-    fn columns_line_up_whatever_their_colour() {
+    fn columns_are_aligned_with_and_without_colour() {
         let text = table(80).to_string();
         assert_eq!(text, "mutex   state\norders  \u{1b}[31mheld\u{1b}[0m\na       free\n");
     }
 
     #[test]
-    fn a_narrow_terminal_gets_blocks() {
+    fn narrow_terminal_gets_blocks() {
         let text = table(8).to_string();
         assert_eq!(text, "mutex  orders\nstate  \u{1b}[31mheld\u{1b}[0m\n\nmutex  a\nstate  free\n");
     }

@@ -1,4 +1,4 @@
-//! `simba status` and `simba ls`: who holds what.
+//! `simba status` and `simba ls`.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +10,7 @@ use crate::args::{FormatArgs, StatusArgs};
 use crate::failure::Outcome;
 use crate::output::{Paint, Table, print};
 
-/// Shows the named mutexes, or all.
+/// Prints the named mutexes, or all.
 pub(crate) async fn status(simba: &Simba, args: &StatusArgs) -> Outcome {
     let operate = simba.operate()?;
     let mut records = Vec::new();
@@ -23,7 +23,7 @@ pub(crate) async fn status(simba: &Simba, args: &StatusArgs) -> Outcome {
     show(&records, args.format)
 }
 
-/// Shows all mutexes that the store knows of.
+/// Prints all mutexes in the store.
 pub(crate) async fn ls(simba: &Simba, format: FormatArgs) -> Outcome {
     show(&simba.operate()?.list().await?, format)
 }
@@ -63,7 +63,7 @@ fn dash() -> String {
     "-".to_owned()
 }
 
-/// A length of time as a person says it: two units at most, and no more digits than count.
+/// Formats a duration with at most two units and no needless digits.
 pub(crate) fn brief(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_length_of_time_is_as_long_as_it_must_be() {
+    fn duration_has_at_most_two_units() {
         let brief = |seconds: f64| super::brief(Duration::from_secs_f64(seconds));
         assert_eq!(brief(0.04), "0.0s");
         assert_eq!(brief(9.96), "10.0s");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_store_cannot_tell_is_null() {
+    fn unknown_value_is_null() {
         let json = to_json(&MutexRecord::free(MutexName::new("orders").unwrap()));
         assert_eq!((json["state"].as_str(), json["mutex"].as_str()), (Some("free"), Some("orders")));
         let unknown =

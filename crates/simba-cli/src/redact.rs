@@ -1,11 +1,11 @@
-//! Text without the passwords of URLs that somebody typed in the wrong place.
+//! Removes the passwords of URLs from text, for URLs that were typed in the wrong place.
 
 use std::ffi::OsString;
 
-/// Stands for what is not shown.
+/// Replaces a secret.
 const MASK: &str = "***";
 
-/// The text without the secrets of these words.
+/// Returns the text without the secrets of these arguments.
 pub(crate) fn redact(text: &str, words: &[OsString]) -> String {
     let mut text = text.to_owned();
     for word in words {
@@ -16,8 +16,8 @@ pub(crate) fn redact(text: &str, words: &[OsString]) -> String {
     text
 }
 
-/// What stands where a URL has its password, and the values of its keys: this word may be no URL that we
-/// understand, so more is hidden than need be.
+/// Returns the text at the position of the password, and the values of the query keys. The argument may be an invalid
+/// URL, so it returns more than necessary.
 fn secrets(word: &str) -> Vec<String> {
     let Some((_, rest)) = word.split_once("://") else { return Vec::new() };
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_is_hidden_wherever_it_stands() {
+    fn password_is_hidden_in_every_position() {
         let words = ["redis://me:s3cret@h/0?password=hunter2".into(), "deploy".into()];
         let text = "unrecognized subcommand 'redis://me:s3cret@h/0?password=hunter2'";
         assert_eq!(redact(text, &words), "unrecognized subcommand 'redis://me:***@h/0?password=***'");

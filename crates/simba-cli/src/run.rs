@@ -13,10 +13,10 @@ use crate::signals::Signals;
 use crate::store::Store;
 use crate::supervise::{Ended, Job};
 
-/// How long to try to tell the store of the end once the mutex is lost: it may be the store that hangs.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Time limit for the release of a lost mutex: the store itself may hang.
+const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Waits for the mutex, runs the command under it, gives its exit code.
+/// Waits for the mutex, runs the command under it, returns its exit code.
 pub(crate) async fn run(store: &Store, args: &RunArgs) -> Outcome {
     let lease = lease_of(store, args.lease)?;
     let mut signals = listen()?;
@@ -24,19 +24,19 @@ pub(crate) async fn run(store: &Store, args: &RunArgs) -> Outcome {
     let locker = locker(&store.simba, args, lease);
     let taken = tokio::select! {
         biased;
-        // Asked to end while it waits: nothing is started any more.
-        signal = signals.end() => return Ok(by_signal(signal)),
+        // A signal during the wait: do not start the command.
+        signal = signals.termination() => return Ok(by_signal(signal)),
         taken = take(&locker, args) => taken?,
     };
     let Some(guard) = taken else { return refused(store, &locker, args) };
-    if let Some(signal) = signals.ended().await {
+    if let Some(signal) = signals.pending_termination().await {
         return Ok(by_signal(signal));
     }
     let tenure = guard.tenure();
     tracing::debug!(%store, holder = %tenure.contender(), "acquired");
     let job = Job::new(&args.command, &tenure, lease).with_max_hold(args.max_hold);
     let ended = job.run(&mut signals).await.map_err(|error| no_process(&error))?;
-    settle(guard, ended, args, &mut signals).await
+    finish(guard, ended, args, &mut signals).await
 }
 
 fn locker(simba: &Simba, args: &RunArgs, lease: Lease) -> Locker {
@@ -71,8 +71,8 @@ fn refused(store: &Store, locker: &Locker, args: &RunArgs) -> Outcome {
     Err(Failure::new(args.conflict, message))
 }
 
-/// Frees the mutex, unless something of the command is left, and says how it went.
-async fn settle(guard: Guard, ended: Ended, args: &RunArgs, signals: &mut Signals) -> Outcome {
+/// Frees the mutex, unless processes of the command are left, and returns the outcome.
+async fn finish(guard: Guard, ended: Ended, args: &RunArgs, signals: &mut Signals) -> Outcome {
     let tenure = guard.tenure();
     let held = tenure.is_held();
     if ended == Ended::Unclean {
@@ -82,15 +82,17 @@ async fn settle(guard: Guard, ended: Ended, args: &RunArgs, signals: &mut Signal
     let freed = tokio::select! {
         biased;
         freed = guard.release() => freed,
-        // The command is over, and who waits for us does not want to: what is held ends with its lease.
-        signal = signals.end() => {
-            let message = format!("`{}` is left to end with its lease", args.mutex);
+        // The command has ended, and the signal asks not to wait: the mutex is freed when its lease ends.
+        signal = signals.termination() => {
+            let message = format!("`{}` stays held until its lease ends", args.mutex);
             return Err(Failure::new(signal_code(signal), message).abandoning());
         }
-        () = SystemClock.sleep_until(SystemClock.now() + FAREWELL), if !held => return Err(failure.abandoning()),
+        () = SystemClock.sleep_until(SystemClock.now() + RELEASE_LIMIT), if !held => {
+            return Err(failure.abandoning());
+        }
     };
     if let Err(error) = freed {
-        tracing::debug!(%error, "the mutex is not freed");
+        tracing::debug!(%error, "the mutex was not released");
     }
     match ended {
         Ended::Code(status) if held => Ok(ExitCode::from(u8::try_from(status & 0xff).unwrap_or(u8::MAX))),
@@ -99,14 +101,14 @@ async fn settle(guard: Guard, ended: Ended, args: &RunArgs, signals: &mut Signal
     }
 }
 
-/// Nobody may work beside what is left: the mutex is kept until its lease ends.
+/// Keeps the mutex until its lease ends, because processes of the command are still running.
 pub(crate) fn unclean(held: impl Sized, mutex: &str) -> Failure {
     std::mem::forget(held);
-    let message = format!("`{mutex}`: the command left processes behind that cannot be ended");
+    let message = format!("`{mutex}`: the command left processes that cannot be killed");
     Failure::new(code::LOST, message).abandoning()
 }
 
-/// Why the command was ended by us.
+/// Returns the failure for a command that `simba` ended.
 fn failure(tenure: &Tenure, ended: Ended, args: &RunArgs) -> Failure {
     let mutex = &args.mutex;
     match (args.max_hold, tenure.loss()) {
@@ -115,7 +117,7 @@ fn failure(tenure: &Tenure, ended: Ended, args: &RunArgs) -> Failure {
                 format!("`{mutex}`: the guard of the command was killed or hangs: the command was killed");
             Failure::new(code::LOST, message)
         }
-        // The longest hold is what the deadline was set by.
+        // The deadline was set by the maximum hold.
         (Some(most), None | Some(Loss::MaxHold)) if tenure.deadline() >= tenure.acquired_at() + most => {
             let most = humantime::format_duration(most);
             Failure::new(code::MAX_HOLD, format!("`{mutex}`: the command took {most}, and was ended"))
@@ -127,7 +129,7 @@ fn failure(tenure: &Tenure, ended: Ended, args: &RunArgs) -> Failure {
     }
 }
 
-/// As a shell tells of a signal.
+/// Returns the exit code that a shell gives for a signal.
 pub(crate) fn by_signal(signal: i32) -> ExitCode {
     ExitCode::from(signal_code(signal))
 }
@@ -136,13 +138,13 @@ fn signal_code(signal: i32) -> u8 {
     code::SIGNAL.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX))
 }
 
-/// The lease that was asked for, or else that of the configuration.
+/// Returns the lease of the arguments, or else that of the configuration.
 pub(crate) fn lease_of(store: &Store, args: LeaseArgs) -> Result<Lease, Failure> {
-    let usual = store.settings.lease;
+    let configured = store.settings.lease;
     let lease = match (args.ttl, args.transition) {
-        (None, None) => usual,
+        (None, None) => configured,
         (ttl, transition) => {
-            Lease::new(ttl.unwrap_or(usual.ttl()), transition.unwrap_or(usual.transition()))?
+            Lease::new(ttl.unwrap_or(configured.ttl()), transition.unwrap_or(configured.transition()))?
         }
     };
     Ok(match args.grace {
@@ -153,9 +155,9 @@ pub(crate) fn lease_of(store: &Store, args: LeaseArgs) -> Result<Lease, Failure>
 
 pub(crate) fn listen() -> Result<Signals, Failure> {
     Signals::listen()
-        .map_err(|error| Failure::new(code::UNAVAILABLE, format!("cannot listen to signals: {error}")))
+        .map_err(|error| Failure::new(code::UNAVAILABLE, format!("cannot handle signals: {error}")))
 }
 
 pub(crate) fn no_process(error: &std::io::Error) -> Failure {
-    Failure::new(code::NOT_EXECUTABLE, format!("the system starts no process: {error}"))
+    Failure::new(code::NOT_EXECUTABLE, format!("cannot start a process: {error}"))
 }

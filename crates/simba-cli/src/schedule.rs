@@ -1,4 +1,4 @@
-//! `simba schedule`: a command again and again, on the leader only.
+//! `simba schedule`: runs a command repeatedly, on the leader only.
 
 use std::ffi::OsString;
 use std::io;
@@ -17,7 +17,7 @@ use crate::signals::{self, Relay, Signals};
 use crate::store::Store;
 use crate::supervise::{Ended, Job};
 
-/// Runs the command on its schedule until it is told to end.
+/// Runs the command on its schedule until a signal asks to end.
 pub(crate) async fn schedule(store: &Store, args: &ScheduleArgs) -> Outcome {
     let lease = lease_of(store, args.service.lease)?;
     let mut signals = listen()?;
@@ -37,7 +37,7 @@ pub(crate) async fn schedule(store: &Store, args: &ScheduleArgs) -> Outcome {
     drain::finish(&args.mutex, drained, job.stop()).await
 }
 
-/// The run of the command, of which there is one at most.
+/// The runs of the command, of which at most one is active.
 struct Runs {
     state: watch::Sender<State>,
     relay: Relay,
@@ -45,14 +45,14 @@ struct Runs {
 
 #[derive(Debug, Default)]
 struct State {
-    /// No run is started any more.
+    /// No further run is started.
     draining: bool,
     running: bool,
-    /// How the run ended that was asked to.
+    /// How the active run ended after a signal.
     drained: Option<Drained>,
 }
 
-/// A run under way. Ends when it is dropped.
+/// An active run. Ends when it is dropped.
 struct Run {
     runs: Arc<Runs>,
     signals: Signals,
@@ -65,25 +65,25 @@ impl Runs {
         Self { state: watch::Sender::new(State::default()), relay: signals::relay() }
     }
 
-    /// Begins a run, unless no more are to be started.
+    /// Starts a run, unless no more are to be started.
     fn begin(runs: &Arc<Self>) -> Option<Run> {
-        // Before the state is read: a signal that comes after it reaches the run.
+        // Subscribe before the state is read, so that a signal after it reaches the run.
         let signals = Signals::of(&runs.relay);
         let begun = runs.state.send_if_modified(|state| {
             state.running |= !state.draining;
             !state.draining
         });
-        // A run that is dropped before its end was cut off.
+        // `Lost` unless it is overwritten: a run that is dropped before its end was cancelled.
         begun.then(|| Run { runs: Arc::clone(runs), signals, ended: Ok(Ended::Lost), held: false })
     }
 
-    /// Waits for a signal that asks to end, then for the run that is under way. Returns how that one ended.
+    /// Waits for a termination signal, then for the active run. Returns how that run ended.
     async fn drain(&self, signals: &mut Signals) -> Option<Drained> {
-        let signal = signals.end_relaying(&self.relay).await;
+        let signal = signals.termination_relaying(&self.relay).await;
         self.state.send_modify(|state| state.draining = true);
         let _ = self.relay.send(signal);
         let mut state = self.state.subscribe();
-        // The sender is ours, so this does not fail.
+        // Does not fail, because this struct holds the sender.
         let _ = signals.relaying(&self.relay, state.wait_for(|state| !state.running)).await;
         let mut drained = None;
         self.state.send_modify(|state| drained = state.drained.take());
@@ -93,7 +93,7 @@ impl Runs {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let drained = Drained::of(self.signals.asked(), &self.ended, self.held);
+        let drained = Drained::of(self.signals.termination_signals(), &self.ended, self.held);
         self.runs.state.send_modify(|state| {
             state.running = false;
             state.drained = drained;
@@ -113,7 +113,7 @@ fn when(args: &ScheduleArgs) -> Result<Schedule, Failure> {
     })
 }
 
-/// One run of the command.
+/// Runs the command once.
 async fn once(
     command: Arc<[OsString]>,
     tenure: Tenure,

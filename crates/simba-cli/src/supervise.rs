@@ -1,4 +1,4 @@
-//! A command under a tenure, from its start until nothing of it is left.
+//! Runs a command under a tenure, from its start until none of its processes is left.
 
 use std::ffi::OsString;
 use std::io;
@@ -8,188 +8,188 @@ use rustix::process::{Pid, Signal};
 use simba_mutex::clock::Clock as _;
 use simba_mutex::{Lease, Moment, SystemClock, Tenure};
 
-use crate::failure::{code, say};
+use crate::failure::{code, print_error};
+use crate::guard::handle::GuardHandle;
+use crate::guard::protocol::{Order, Report};
 use crate::guard::tree::own_group;
-use crate::guard::warden::Warden;
-use crate::guard::wire::{Order, Report};
 use crate::signals::Signals;
 use crate::terminal::Terminal;
 
-/// How a command came to its end.
+/// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// By itself, with this code.
+    /// The command exited with this code.
     Code(i32),
-    /// By a signal that was not ours.
+    /// A signal that `simba` did not send ended the command.
     Signal(i32),
-    /// By us: the mutex was lost, or was about to be.
+    /// `simba` ended the command: the mutex was lost, or was about to be lost.
     Lost,
-    /// By us: its guard was killed or hangs, and nobody would have ended it in time.
+    /// `simba` ended the command: its guard was killed or hangs, so the deadline was not enforced.
     Unguarded,
-    /// Something of it is left that cannot be ended: the mutex must not be freed.
+    /// Processes are left that cannot be killed: the mutex must not be freed.
     Unclean,
 }
 
-/// How long a guard may take to kill when there is no time left.
-const AT_ONCE: Duration = Duration::from_millis(250);
+/// Time limit for the guard's kill once the mutex is lost.
+const KILL_LIMIT: Duration = Duration::from_millis(250);
 
-/// What runs, and for whom.
+/// A command and the tenure under which it runs.
 pub(crate) struct Job<'a> {
     pub(crate) command: &'a [OsString],
     pub(crate) tenure: &'a Tenure,
-    /// How long before the deadline the command is told to end.
+    /// How long before the deadline the command gets TERM.
     pub(crate) grace: Duration,
-    /// How often to look for a renewal.
-    pub(crate) pace: Duration,
+    /// How often to check for a renewal.
+    pub(crate) check_interval: Duration,
     pub(crate) terminal: Terminal,
 }
 
-/// How far it has come.
-struct Course {
-    warden: Warden,
+/// The state of a running command.
+struct State {
+    guard: GuardHandle,
     ended: Option<Ended>,
     group: Option<Pid>,
-    /// The last order about time, or none once the command was told to end.
+    /// The last order with deadlines; none once the command was asked to end.
     until: Option<Order>,
-    /// When a guard that says nothing is given up.
-    hung: Option<Moment>,
+    /// When a guard that does not report is treated as dead.
+    guard_limit: Option<Moment>,
     killed: bool,
     /// The guard does not read its orders any more.
     guard_hangs: bool,
-    /// When to look for a renewal. Kept across events: a flood of signals must not push it back.
-    tell_at: Moment,
+    /// When to check for a renewal. Kept across events, so that a flood of signals does not postpone it.
+    check_at: Moment,
 }
 
-impl Course {
-    /// Sends an order. A guard that does not take it counts as dead.
+impl State {
+    /// Sends an order. A guard that does not accept it counts as dead.
     fn order(&mut self, order: Order) {
-        self.guard_hangs |= !self.warden.order(order);
+        self.guard_hangs |= !self.guard.order(order);
     }
 }
 
 impl<'a> Job<'a> {
     pub(crate) fn new(command: &'a [OsString], tenure: &'a Tenure, lease: Lease) -> Self {
-        let pace = (lease.renew_at() / 8).max(Duration::from_millis(5));
-        Self { command, tenure, grace: lease.grace(), pace, terminal: Terminal::find() }
+        let check_interval = (lease.renew_at() / 8).max(Duration::from_millis(5));
+        Self { command, tenure, grace: lease.grace(), check_interval, terminal: Terminal::find() }
     }
 
-    /// A tenure that may not last longer than this has a shorter grace.
+    /// Shortens the grace period for a tenure with a maximum hold.
     pub(crate) fn with_max_hold(mut self, most: Option<Duration>) -> Self {
         self.grace = most.map_or(self.grace, |most| self.grace.min(most / 4));
         self
     }
 
-    /// Runs the command until nothing of it is left, passing signals on.
+    /// Runs the command until none of its processes is left. Passes signals on.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call ends the command, and comes back once nothing of it is left.
+    /// A dropped call ends the command, and returns once none of its processes is left.
     pub(crate) async fn run(&self, signals: &mut Signals) -> io::Result<Ended> {
         let until = self.until();
         let foreground = if self.terminal.is_ours() { own_group() } else { None };
-        let warden = Warden::start(self.command, &self.env(), foreground, until)?;
-        let mut course = Course {
-            warden,
+        let guard = GuardHandle::start(self.command, &self.env(), foreground, until)?;
+        let mut state = State {
+            guard,
             ended: None,
             group: None,
             until: Some(until),
-            hung: None,
+            guard_limit: None,
             killed: false,
             guard_hangs: false,
-            tell_at: SystemClock.now() + self.pace,
+            check_at: SystemClock.now() + self.check_interval,
         };
         loop {
-            let told = course.until.is_none();
-            if course.guard_hangs {
-                return Ok(self.cut_down(course, if told { Ended::Lost } else { Ended::Unguarded }));
+            let ending = state.until.is_none();
+            if state.guard_hangs {
+                return Ok(self.kill_directly(state, if ending { Ended::Lost } else { Ended::Unguarded }));
             }
             tokio::select! {
                 biased;
-                // What is about time comes first, each once: neither reports nor signals can delay it. Once the mutex is
-                // lost, both are ready at the first poll of a turn.
-                _ = self.tenure.lost(), if !course.killed => self.kill(&mut course),
-                () = self.tenure.expiring(), if !told => self.end(&mut course),
-                report = course.warden.report() => match report {
+                // Deadlines come first, each once: reports and signals cannot delay them. Once the mutex is lost,
+                // both are ready at the first poll of an iteration.
+                _ = self.tenure.lost(), if !state.killed => self.kill(&mut state),
+                () = self.tenure.expiring(), if !ending => self.end(&mut state),
+                report = state.guard.report() => match report {
                     Some(Report::Failed(errno)) => {
-                        course.warden.dismiss().await;
+                        state.guard.wait_for_exit().await;
                         return Err(io::Error::from_raw_os_error(errno));
                     }
                     Some(Report::Clean { overdue }) => {
-                        self.take_terminal(&course);
-                        course.warden.dismiss().await;
-                        return Ok(course.ended.filter(|_| !overdue).unwrap_or(Ended::Lost));
+                        self.take_terminal(&state);
+                        state.guard.wait_for_exit().await;
+                        return Ok(state.ended.filter(|_| !overdue).unwrap_or(Ended::Lost));
                     }
                     Some(Report::Unclean) => {
-                        self.take_terminal(&course);
-                        course.warden.give_up();
+                        self.take_terminal(&state);
+                        state.guard.abandon();
                         return Ok(Ended::Unclean);
                     }
-                    Some(report) => self.heard(report, &mut course),
+                    Some(report) => self.handle_report(report, &mut state),
                     // The guard itself is gone.
-                    None => return Ok(self.cut_down(course, Ended::Unguarded)),
+                    None => return Ok(self.kill_directly(state, Ended::Unguarded)),
                 },
-                () = sleep_until(course.hung) => return Ok(self.cut_down(course, Ended::Lost)),
-                () = SystemClock.sleep_until(course.tell_at), if !told => self.tell_time(&mut course),
-                signal = signals.next() => course.order(Order::Signal(signal)),
+                () = sleep_until(state.guard_limit) => return Ok(self.kill_directly(state, Ended::Lost)),
+                () = SystemClock.sleep_until(state.check_at), if !ending => self.send_deadlines(&mut state),
+                signal = signals.next() => state.order(Order::Signal(signal)),
             }
         }
     }
 
-    /// As [`run`](Self::run), for who frees the mutex as soon as this is over: if something is left of the
-    /// command, this process ends as it stands, and the mutex with its lease.
+    /// Runs the command like [`run`](Self::run), for callers that free the mutex right afterwards. If processes are
+    /// left, exits this process without a release: the mutex is freed when its lease ends.
     pub(crate) async fn run_or_exit(&self, signals: &mut Signals) -> io::Result<Ended> {
         let ended = self.run(signals).await?;
         if ended == Ended::Unclean {
-            say("the command left processes behind that cannot be ended: the mutex ends with its lease");
+            print_error("the command left unkillable processes: the mutex is held until its lease ends");
             std::process::exit(code::LOST.into());
         }
         Ok(ended)
     }
 
-    fn heard(&self, report: Report, course: &mut Course) {
+    fn handle_report(&self, report: Report, state: &mut State) {
         match report {
             Report::Started(pid) => {
-                course.group = Pid::from_raw(pid);
-                if let Some(group) = course.group {
+                state.group = Pid::from_raw(pid);
+                if let Some(group) = state.group {
                     self.terminal.give(group);
                 }
             }
-            Report::Stopped => self.stand_still(course),
-            Report::Exited(code) => course.ended = Some(Ended::Code(code)),
-            Report::Signaled(signal) => course.ended = Some(Ended::Signal(signal)),
+            Report::Stopped => self.suspend(state),
+            Report::Exited(code) => state.ended = Some(Ended::Code(code)),
+            Report::Signaled(signal) => state.ended = Some(Ended::Signal(signal)),
             Report::Failed(_) | Report::Clean { .. } | Report::Unclean => {}
         }
     }
 
-    /// Passes a renewal on.
-    fn tell_time(&self, course: &mut Course) {
-        course.tell_at = SystemClock.now() + self.pace;
+    /// Sends new deadlines to the guard after a renewal.
+    fn send_deadlines(&self, state: &mut State) {
+        state.check_at = SystemClock.now() + self.check_interval;
         let until = self.until();
-        if course.until != Some(until) {
-            course.until = Some(until);
-            course.order(until);
+        if state.until != Some(until) {
+            state.until = Some(until);
+            state.order(until);
         }
     }
 
-    /// There is time left to end in order.
-    fn end(&self, course: &mut Course) {
-        course.until = None;
-        course.hung = Some(self.tenure.deadline().saturating_sub(self.grace / 8 * 3));
-        course.order(Order::End);
+    /// Asks the command to end while there is time left.
+    fn end(&self, state: &mut State) {
+        state.until = None;
+        state.guard_limit = Some(self.tenure.deadline().saturating_sub(self.grace / 8 * 3));
+        state.order(Order::End);
     }
 
-    /// Another may hold the mutex already.
-    fn kill(&self, course: &mut Course) {
-        course.until = None;
-        course.killed = true;
-        course.hung = Some(SystemClock.now() + AT_ONCE);
-        course.order(Order::Kill);
+    /// Kills the command at once, because another may hold the mutex already.
+    fn kill(&self, state: &mut State) {
+        state.until = None;
+        state.killed = true;
+        state.guard_limit = Some(SystemClock.now() + KILL_LIMIT);
+        state.order(Order::Kill);
     }
 
-    /// Does what the guard cannot do any more.
-    fn cut_down(&self, course: Course, why: Ended) -> Ended {
-        let (group, warden) = (course.group, course.warden);
-        let clean = warden.clean_up();
+    /// Kills the command without the guard, which is dead or hangs.
+    fn kill_directly(&self, state: State, why: Ended) -> Ended {
+        let (group, guard) = (state.group, state.guard);
+        let clean = guard.kill_tree();
         if let Some(group) = group {
             self.terminal.take(group);
         }
@@ -200,8 +200,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Until when the command may run as things stand. Half of the grace is for it, a quarter for the killing;
-    /// what is left is spare.
+    /// Returns the current deadlines of the command. Half of the grace is for the command, a quarter for the kill; the
+    /// rest is spare.
     fn until(&self) -> Order {
         let deadline = self.tenure.deadline();
         Order::Until {
@@ -218,23 +218,23 @@ impl<'a> Job<'a> {
         ]
     }
 
-    fn take_terminal(&self, course: &Course) {
-        if let Some(group) = course.group {
+    fn take_terminal(&self, state: &State) {
+        if let Some(group) = state.group {
             self.terminal.take(group);
         }
     }
 
-    /// Stands still with the command, as a shell expects of a job. The lease is not renewed meanwhile.
-    fn stand_still(&self, course: &mut Course) {
-        let Some(group) = course.group else { return };
+    /// Suspends `simba` together with the command, as a shell expects of a job. The lease is not renewed meanwhile.
+    fn suspend(&self, state: &mut State) {
+        let Some(group) = state.group else { return };
         let had = self.terminal.group() == Some(group);
-        self.take_terminal(course);
-        let stood_still = self.terminal.stand_still();
+        self.take_terminal(state);
+        let suspended = self.terminal.suspend();
         self.terminal.give(group);
-        // Where nobody could have told us to go on, the keys do nothing, and a command in the background that
-        // wants to read stays where it is.
-        if stood_still || had {
-            course.order(Order::Signal(Signal::CONT.as_raw()));
+        // Without a shell that could resume this job, the key has no effect; a background command that wants to read
+        // stays stopped.
+        if suspended || had {
+            state.order(Order::Signal(Signal::CONT.as_raw()));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The terminal, which one group of processes has at a time.
+//! The controlling terminal, which belongs to one process group at a time.
 
 use std::os::fd::OwnedFd;
 
@@ -9,15 +9,15 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use crate::guard::tree::{is_orphaned, own_group};
 
-/// Who takes the terminal back from another group would be stopped for it, were it not for this. Before any
-/// thread is started.
-pub(crate) fn keep_going() {
+/// Blocks SIGTTOU: without this, taking the terminal back from another group would stop this process. Must be called
+/// before any thread is started.
+pub(crate) fn block_sigttou() {
     let mut signals = SigSet::empty();
     signals.add(NixSignal::SIGTTOU);
     let _ = signals.thread_block();
 }
 
-/// The terminal that controls this process, wherever the standard streams lead.
+/// The controlling terminal of this process, independent of the standard streams.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     tty: Option<OwnedFd>,
@@ -29,31 +29,31 @@ impl Terminal {
         Self { tty: open("/dev/tty", flags, Mode::empty()).ok() }
     }
 
-    /// Which group has it.
+    /// Returns the foreground process group.
     pub(crate) fn group(&self) -> Option<Pid> {
         tcgetpgrp(self.tty.as_ref()?).ok()
     }
 
-    /// Whether our group has it, so that a command is to have it.
+    /// Returns whether our group is in the foreground, so that the command should be, too.
     pub(crate) fn is_ours(&self) -> bool {
         self.group().is_some_and(|group| own_group() == Some(group))
     }
 
-    /// Gives it to the group of a command, if it is ours to give.
+    /// Gives the terminal to the group of a command, if our group has it.
     pub(crate) fn give(&self, group: Pid) {
         if self.is_ours() {
             self.set(group);
         }
     }
 
-    /// Gives it back from the group of a command: a shell that took it meanwhile keeps it.
+    /// Gives the terminal from the group of a command to another group. A shell that took it meanwhile keeps it.
     pub(crate) fn give_back(&self, from: Pid, to: Pid) {
         if self.group() == Some(from) {
             self.set(to);
         }
     }
 
-    /// Takes it back from the group of a command.
+    /// Takes the terminal back from the group of a command.
     pub(crate) fn take(&self, from: Pid) {
         if let Some(own) = own_group() {
             self.give_back(from, own);
@@ -66,12 +66,12 @@ impl Terminal {
         }
     }
 
-    /// Stands still as a job, until it is told to go on; false if nobody is there who could tell it.
-    pub(crate) fn stand_still(&self) -> bool {
+    /// Stops this job until a shell resumes it. Returns false if there is no shell that could resume it.
+    pub(crate) fn suspend(&self) -> bool {
         if self.tty.is_none() || is_orphaned() {
             return false;
         }
-        // All of the job, as if the keys had been meant for it.
+        // The whole job, as if the key had been pressed for it.
         own_group().is_some_and(|group| kill_process_group(group, Signal::TSTP).is_ok())
     }
 }

@@ -1,4 +1,4 @@
-//! `simba watch`: a line for every change of owner.
+//! `simba watch`: prints a line for every change of owner.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -13,28 +13,28 @@ use crate::failure::{Failure, Outcome, code};
 use crate::output::{Paint, is_closed, write};
 use crate::run::listen;
 
-/// How often to see whether anybody reads.
-const GLANCE: Duration = Duration::from_secs(1);
+/// How often to check whether stdout is closed.
+const CLOSED_CHECK: Duration = Duration::from_secs(1);
 
-/// Prints a line whenever an owner changes, until it is told to end.
+/// Prints a line whenever an owner changes, until a signal asks to end.
 pub(crate) async fn watch(simba: &Simba, args: &StatusArgs) -> Outcome {
     let mut signals = listen()?;
     let (lines, mut printed) = mpsc::channel(64);
     for name in names(simba, args).await? {
-        tokio::spawn(tell(simba.observe(name)?, args.format.json, lines.clone()));
+        tokio::spawn(send_lines(simba.observe(name)?, args.format.json, lines.clone()));
     }
     drop(lines);
     loop {
         tokio::select! {
             biased;
-            _ = signals.end() => return Ok(ExitCode::SUCCESS),
+            _ = signals.termination() => return Ok(ExitCode::SUCCESS),
             line = printed.recv() => match line {
                 Some(line) if write(&line)? => {}
                 Some(_) => return Ok(ExitCode::SUCCESS),
-                None => return Err(Failure::new(code::USAGE, "there is no mutex to watch: name one")),
+                None => return Err(Failure::new(code::USAGE, "no mutex to watch: name one")),
             },
-            // Who has seen enough may do so long before the next change.
-            () = SystemClock.sleep_until(SystemClock.now() + GLANCE) => if is_closed() {
+            // The reader may close stdout long before the next change.
+            () = SystemClock.sleep_until(SystemClock.now() + CLOSED_CHECK) => if is_closed() {
                 return Ok(ExitCode::SUCCESS);
             },
         }
@@ -48,7 +48,7 @@ async fn names(simba: &Simba, args: &StatusArgs) -> Result<Vec<MutexName>, Failu
     Ok(args.mutexes.iter().map(MutexName::new).collect::<Result<_, _>>()?)
 }
 
-async fn tell(mut observer: Observer, json: bool, lines: mpsc::Sender<String>) {
+async fn send_lines(mut observer: Observer, json: bool, lines: mpsc::Sender<String>) {
     let paint = Paint::for_stdout();
     while let Ok(view) = observer.changed().await {
         let line =

@@ -1,4 +1,4 @@
-//! What is wrong is told in one line, with a documented code, and nothing is left behind.
+//! An error is printed in one line, has a documented exit code, and leaves nothing behind.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use std::process::Command;
 use common::{World, tool};
 
 #[test]
-fn an_output_that_cannot_be_written_is_seventy_four() {
+fn unwritable_output_exits_with_74() {
     let world = World::new();
     for args in
         [&["ls"][..], &["status", "m", "--json"], &["man"], &["schema"], &["doctor"], &["completions", "zsh"]]
@@ -25,7 +25,7 @@ fn an_output_that_cannot_be_written_is_seventy_four() {
 }
 
 #[test]
-fn a_place_for_errors_that_is_full_changes_no_code() {
+fn unwritable_stderr_does_not_change_the_exit_code() {
     let world = World::new();
     for (args, code) in [(&["run", "m", "--", "nothing-like-it"][..], 127), (&["run", "", "--", "true"], 2)] {
         for verbosity in ["-q", "-vv"] {
@@ -40,7 +40,7 @@ fn a_place_for_errors_that_is_full_changes_no_code() {
     }
 }
 
-/// A file system of its own that has no room.
+/// A file system of its own without free space.
 struct Full {
     world: World,
 }
@@ -56,7 +56,7 @@ impl Full {
     }
 
     fn fill(&self) {
-        // As much as there is room for.
+        // Fails once the file system is full.
         let _ = fs::write(self.world.path("full/filler"), vec![7; 1 << 20]);
     }
 
@@ -75,7 +75,7 @@ impl Drop for Full {
 }
 
 #[test]
-fn places_that_cannot_be_are_told_in_one_line() {
+fn impossible_paths_are_reported_in_one_line() {
     let world = World::new();
     fs::write(world.path("file"), "").unwrap();
     for path in ["file/store.db", "/proc/store.db", "/dev/null", "/"] {
@@ -89,9 +89,9 @@ fn places_that_cannot_be_are_told_in_one_line() {
 }
 
 #[test]
-fn the_causes_are_told_to_those_who_ask() {
+fn verbose_errors_print_their_causes() {
     let world = World::new();
-    fs::write(world.path("store.db"), "this is no database, and it is long enough to tell for sure").unwrap();
+    fs::write(world.path("store.db"), "this is no database, and it is long enough to be recognized").unwrap();
     let short = world.run(&["ls"]);
     let long = world.run(&["-v", "ls"]);
     assert_eq!(short.code(), long.code());
@@ -100,21 +100,21 @@ fn the_causes_are_told_to_those_who_ask() {
 }
 
 #[test]
-fn a_command_that_is_refused_leaves_no_process() {
+fn refused_command_leaves_no_process() {
     let world = World::new();
     for args in [&["run", "m", "--", "nothing-like-it"][..], &["run", "", "--", "true"], &["ls"]] {
         let mut running = world.spawn(args);
         running.status();
-        assert_eq!(running.processes(), Vec::<i32>::new(), "{args:?}");
+        running.assert_nothing_left();
     }
 }
 
-/// Those that mount a file system or become another user.
+/// Tests that mount a file system or switch to another user.
 mod as_root {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told_in_one_line_and_starts_nothing() {
+    fn full_disk_is_reported_in_one_line_and_starts_nothing() {
         let full = Full::new();
         full.fill();
         let run =
@@ -124,13 +124,13 @@ mod as_root {
         assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
         assert!(refused.err.contains("full"), "{refused:?}");
         assert!(!full.world.path("started").exists());
-        // With room again it goes on by itself.
+        // Recovers by itself once there is space.
         fs::remove_file(full.world.path("full/filler")).unwrap();
         full.world.start(full.simba(&["run", "m", "--", "sh", "-c", "exit 12"])).wait().expect(12);
     }
 
     #[test]
-    fn a_system_without_processes_to_spare_is_told() {
+    fn process_limit_is_reported_in_one_line() {
         let world = World::new();
         let _ = tool("prlimit");
         fs::copy(env!("CARGO_BIN_EXE_simba"), world.path("simba")).unwrap();

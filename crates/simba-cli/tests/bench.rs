@@ -1,20 +1,21 @@
-//! `simba bench`: figures for people and for machines, and nothing left behind.
+//! `simba bench`: figures as text and as JSON, and nothing left behind.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
 use std::fs;
+use std::sync::{Mutex, PoisonError};
 
 use common::pty::Pty;
 use common::{World, until_true};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// As little of everything as there can be.
-const LITTLE: [&str; 8] = ["bench", "--quick", "--tasks", "2", "--waiters", "2", "--held", "10"];
+/// The smallest benchmark.
+const SMALL: [&str; 8] = ["bench", "--quick", "--tasks", "2", "--waiters", "2", "--held", "10"];
 
-/// What is measured on every store.
+/// The measures of every store.
 const MEASURES: [&str; 9] = [
     "10 held: memory each",
     "pairs, 1 task",
@@ -27,7 +28,7 @@ const MEASURES: [&str; 9] = [
     "hand-over p50, 2 waiters to 1",
 ];
 
-/// The figures of a run, checked against the form that the documents promise.
+/// Returns the names of the figures of a run, and checks their documented form.
 #[track_caller]
 fn figures(text: &str, store: &str, target: &str) -> Vec<String> {
     let report: Value = serde_json::from_str(text).unwrap();
@@ -53,7 +54,7 @@ fn figures(text: &str, store: &str, target: &str) -> Vec<String> {
     names
 }
 
-/// What is in the folder, apart from the outputs of the test.
+/// Returns the files in the directory, apart from the outputs of the test.
 fn files(world: &World) -> Vec<String> {
     let names = fs::read_dir(world.dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
@@ -63,13 +64,13 @@ fn files(world: &World) -> Vec<String> {
 }
 
 #[test]
-fn machines_get_the_documented_figures_and_the_store_keeps_nothing_of_it() {
+fn json_has_the_documented_figures_and_the_store_keeps_no_entries() {
     let world = World::new();
     world.run(&["run", "m", "--", "true"]).expect(0);
     let before = files(&world);
-    let told = world.run(&[&LITTLE[..], &["--json"]].concat()).expect(0);
-    assert_eq!(told.err, "", "progress is for terminals");
-    let names = figures(&told.out, &world.url, "sqlite");
+    let finished = world.run(&[&SMALL[..], &["--json"]].concat()).expect(0);
+    assert_eq!(finished.err, "", "progress needs a terminal");
+    let names = figures(&finished.out, &world.url, "sqlite");
     for measure in
         ["start of `simba run`, p50, beside flock(1)", "start of `simba run`, p99, beside flock(1)"]
     {
@@ -80,25 +81,26 @@ fn machines_get_the_documented_figures_and_the_store_keeps_nothing_of_it() {
 }
 
 #[test]
-fn people_get_a_table_and_a_terminal_shows_how_far_it_is() {
+fn text_is_a_table_and_a_terminal_shows_the_progress() {
     let world = World::new();
-    let script = format!("$SIMBA --on $ON {}", LITTLE.join(" "));
+    let script = format!("$SIMBA --on $ON {}", SMALL.join(" "));
     let mut pty = Pty::start(&world, &["sh", "-c", &script], 120, &[]);
     for step in ["2/5 measuring many held", "3/5 measuring", "4/5 measuring", "5/5 measuring"] {
         pty.shows(step);
     }
     assert_eq!(pty.wait(), 0, "{}", pty.seen());
-    pty.shows("pairs, 2 tasks");
+    // The end of the text below the table: all of it is read.
+    pty.shows("return of the next waiter's lock");
     let seen = pty.seen();
     let head = seen.lines().find(|line| line.contains("ratio")).unwrap();
     let row = seen.lines().find(|line| line.contains("pairs, 2 tasks")).unwrap();
-    // The line of the progress is taken away before the first line of the table.
+    // The progress line is cleared before the first line of the table.
     let value = row.find("tasks").and_then(|at| Some(at + row[at..].find(|c: char| c.is_ascii_digit())?));
     assert_eq!(head.find("ours"), value, "{head}\n{row}");
 }
 
 #[test]
-fn a_store_that_is_not_there_is_one_line_and_a_code() {
+fn unreachable_store_is_one_line_and_an_exit_code() {
     let world = World::new();
     for (url, code) in [
         ("redis://127.0.0.1:1", 69),
@@ -111,14 +113,14 @@ fn a_store_that_is_not_there_is_one_line_and_a_code() {
     ] {
         let mut command = world.bare();
         command.args(["--on", url, "bench", "--quick"]);
-        let told = world.start(command).wait();
-        assert_eq!(told.err.lines().count(), 1, "{url}: {told:?}");
-        assert_eq!((told.code(), told.out.as_str()), (code, ""), "{url}: {told:?}");
+        let finished = world.start(command).wait();
+        assert_eq!(finished.err.lines().count(), 1, "{url}: {finished:?}");
+        assert_eq!((finished.code(), finished.out.as_str()), (code, ""), "{url}: {finished:?}");
     }
 }
 
 #[test]
-fn numbers_that_make_no_sense_are_two() {
+fn invalid_numbers_exit_with_2() {
     let world = World::new();
     for words in [["--held", "0"], ["--tasks", "-1"], ["--waiters", "many"]] {
         world.run(&[&["bench"], &words[..]].concat()).expect(2);
@@ -126,24 +128,32 @@ fn numbers_that_make_no_sense_are_two() {
 }
 
 #[test]
-fn who_is_told_to_end_takes_everything_along() {
+fn terminated_benchmark_leaves_nothing_behind() {
     let world = World::new();
     world.run(&["run", "m", "--", "true"]).expect(0);
     let before = files(&world);
     let mut bench = world.spawn(&["bench", "--held", "100"]);
-    until_true("folder to measure in", || files(&world).len() > before.len());
+    let measured = world.path(&format!("store.bench-{}/simba.db", bench.pid()));
+    let url = format!("sqlite:{}", measured.display());
+    until_true("mutexes of the benchmark", || {
+        let mut ls = world.bare();
+        ls.args(["--on", &url, "ls"]);
+        measured.exists() && world.start(ls).wait().out.contains("simba-bench:held:")
+    });
     bench.signal(Signal::TERM);
     assert_eq!(bench.status().code(), Some(143), "{}", bench.err());
     assert_eq!(files(&world), before);
     assert_eq!(bench.processes(), Vec::<i32>::new());
 }
 
-/// A server, on which nothing may be held afterwards.
+/// Checks a server, on which nothing may be held afterwards. One at a time: each benchmark keeps all cores busy.
 fn server(variable: &str, target: &str) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let world = World::on(&simba_servers::shared(variable));
-    let shown = world.url.parse::<simba_mutex::ConnectUrl>().unwrap().to_string();
-    let told = world.run(&[&LITTLE[..], &["--json"]].concat()).expect(0);
-    figures(&told.out, &shown, target);
+    let shown = world.url.parse::<simba_mutex::spi::ConnectUrl>().unwrap().to_string();
+    let finished = world.run(&[&SMALL[..], &["--json"]].concat()).expect(0);
+    figures(&finished.out, &shown, target);
     let records: Value = serde_json::from_str(&world.run(&["ls", "--json"]).expect(0).out).unwrap();
     let ours = |record: &&Value| record["mutex"].as_str().unwrap().starts_with("simba-bench:");
     let held = |record: &&Value| record["state"] == "held";
@@ -180,14 +190,14 @@ mod on_servers {
     }
 
     #[test]
-    fn two_at_once_would_measure_each_other() {
+    fn second_benchmark_on_a_server_is_refused() {
         let world = World::on(&simba_servers::shared("SIMBA_TCK_VALKEY"));
-        // No other test measures this one.
+        // No other test measures this server.
         let script = "echo up > up; exec sleep 1000";
         let one = world.spawn(&["run", "simba-bench:alone:0", "--", "sh", "-c", script]);
         until_true("holder", || world.path("up").exists());
-        let refused = world.run(&LITTLE).expect(1);
-        // Before it the store's dangers may be told.
+        let refused = world.run(&SMALL).expect(1);
+        // The line before it may warn about the store.
         assert!(refused.err.lines().last().unwrap().contains("already"), "{refused:?}");
         one.signal(Signal::TERM);
         one.wait();

@@ -1,4 +1,4 @@
-//! What the command gets: environment, input, files, signals.
+//! What the command inherits: environment, input, files, signals.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use common::{World, line, send, tool, until};
 use rustix::process::Signal;
 
 #[test]
-fn the_environment_names_mutex_contender_and_token() {
+fn environment_names_mutex_contender_and_token() {
     let world = World::new();
     let script =
         "echo \"$SIMBA_MUTEX $SIMBA_CONTENDER_ID $SIMBA_FENCING_TOKEN\"; exec cat /proc/self/environ";
@@ -32,7 +32,7 @@ fn the_environment_names_mutex_contender_and_token() {
 }
 
 #[test]
-fn input_from_a_pipe_a_file_and_nowhere_is_the_command_s() {
+fn command_reads_input_from_a_pipe_a_file_and_null() {
     let world = World::new();
     // A pipe.
     let mut command = world.simba(&["run", "m", "--", "cat"]);
@@ -40,20 +40,20 @@ fn input_from_a_pipe_a_file_and_nowhere_is_the_command_s() {
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"through a pipe").unwrap();
     assert_eq!(child.wait_with_output().unwrap().stdout, b"through a pipe");
-    // A file, from where it was read to, and we see how far it got.
+    // A file, from its current position, which is shared with the command.
     fs::write(world.path("input"), "0123456789").unwrap();
     let mut file = File::open(world.path("input")).unwrap();
     file.read_exact(&mut [0; 4]).unwrap();
     let mut command = world.simba(&["run", "m", "--", "head", "-c", "3"]);
     command.stdin(file.try_clone().unwrap());
     assert_eq!(world.start(command).wait().expect(0).out, "456");
-    assert!(file.stream_position().unwrap() > 4, "one file, one place in it");
-    // Nothing.
+    assert!(file.stream_position().unwrap() > 4, "the position is not shared");
+    // No input.
     assert_eq!(world.run(&["run", "m", "--", "cat"]).expect(0).out, "");
 }
 
 #[test]
-fn closed_streams_are_no_obstacle() {
+fn closed_standard_streams_are_supported() {
     let world = World::new();
     for closed in ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"] {
         let script = format!("\"$0\" --on \"$1\" run m -- sh -c 'exit 5' {closed}");
@@ -64,22 +64,22 @@ fn closed_streams_are_no_obstacle() {
 }
 
 #[test]
-fn no_file_of_ours_is_open_in_the_command() {
+fn no_file_of_simba_is_open_in_the_command() {
     let world = World::new();
-    // Only three files are open in a shell that has closed the rest.
+    // The shell closes all but the three standard streams.
     let script = "for fd in /proc/self/fd/*; do fd=${fd##*/}; [ $fd -gt 2 ] && eval \"exec $fd>&-\"; done; \
                   exec \"$0\" --on \"$1\" run m -- ls -l /proc/self/fd";
     let mut shell = tool("bash");
     shell.args(["-c", script, env!("CARGO_BIN_EXE_simba"), &world.url]).stdin(Stdio::null());
     let finished = world.start(shell).wait().expect(0);
     let open: Vec<&str> = finished.out.lines().filter(|line| line.contains("->")).collect();
-    // The fourth is the folder that `ls` lists.
+    // The fourth is the directory that `ls` lists.
     assert_eq!(open.len(), 4, "{finished:?}");
     assert!(open.iter().any(|line| line.contains("/fd")), "{finished:?}");
 }
 
 #[test]
-fn a_file_that_a_shell_hands_over_is_handed_on() {
+fn open_file_of_the_shell_is_passed_on() {
     let world = World::new();
     let mut shell = tool("bash");
     let script = "\"$0\" --on \"$1\" run m -- cat <(echo from a file of the shell)";
@@ -88,7 +88,7 @@ fn a_file_that_a_shell_hands_over_is_handed_on() {
 }
 
 #[test]
-fn the_command_starts_with_the_signals_of_who_called() {
+fn command_inherits_the_signal_masks_of_the_caller() {
     let world = World::new();
     let masks = |command: Command| {
         let status = world.start(command).wait().expect(0).out;
@@ -98,17 +98,17 @@ fn the_command_starts_with_the_signals_of_who_called() {
     let mut plain = Command::new("env");
     plain.args(["--default-signal", "cat", "/proc/self/status"]);
     assert_eq!(masks(world.simba(&["run", "m", "--", "cat", "/proc/self/status"])), masks(plain));
-    // What was ignored stays ignored, for both of them.
+    // Ignored signals stay ignored, for both of them.
     let script = "trap '' HUP INT; \"$0\" --on \"$1\" run m -- cat /proc/self/status";
     let mut shell = tool("sh");
     shell.args(["-c", script, env!("CARGO_BIN_EXE_simba"), &world.url]);
-    let told = masks(shell);
-    let ignored = u64::from_str_radix(told[1].split_whitespace().nth(1).unwrap(), 16).unwrap();
-    assert_eq!(ignored & 0b11, 0b11, "{told:?}");
+    let status = masks(shell);
+    let ignored = u64::from_str_radix(status[1].split_whitespace().nth(1).unwrap(), 16).unwrap();
+    assert_eq!(ignored & 0b11, 0b11, "{status:?}");
 }
 
 #[test]
-fn a_command_under_nohup_survives_a_hang_up() {
+fn command_under_nohup_survives_a_hang_up() {
     let world = World::new();
     let mut nohup = tool("nohup");
     nohup.arg(env!("CARGO_BIN_EXE_simba")).args(["--on", &world.url]);
@@ -118,13 +118,15 @@ fn a_command_under_nohup_survives_a_hang_up() {
         "--",
         "sh",
         "-c",
-        "echo up > up; while [ ! -e go ]; do sleep 0.01; done; exit 6",
+        "trap 'echo usr1 > usr1' USR1; echo up > up; while [ ! -e go ]; do sleep 0.01; done; exit 6",
     ]);
     nohup.current_dir(world.dir.path());
     let running = world.start(nohup);
     line(&world.path("up"));
     running.signal(Signal::HUP);
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    // If the hang-up were passed on, it would reach the command before this signal.
+    running.signal(Signal::USR1);
+    line(&world.path("usr1"));
     fs::write(world.path("go"), "").unwrap();
     running.wait().expect(6);
 }
@@ -156,7 +158,7 @@ fn every_signal_is_passed_on() {
 }
 
 #[test]
-fn two_waiters_are_served_in_order() {
+fn waiters_acquire_in_fifo_order() {
     let world = World::new();
     let holder = world.spawn(&[
         "run",
@@ -170,11 +172,7 @@ fn two_waiters_are_served_in_order() {
     let mut waiters = Vec::new();
     for number in 1..=3 {
         waiters.push(world.spawn(&["run", "m", "--", "sh", "-c", &format!("echo {number} >> order")]));
-        until("place in the queue", || {
-            let status = world.run(&["status", "m", "--json"]).out;
-            let status: serde_json::Value = serde_json::from_str(&status).unwrap();
-            (status[0]["waiters"] == number).then_some(())
-        });
+        world.until_waiting("m", number);
     }
     fs::write(world.path("go"), "").unwrap();
     holder.wait().expect(0);
@@ -185,14 +183,14 @@ fn two_waiters_are_served_in_order() {
 }
 
 #[test]
-fn without_a_url_the_store_is_a_file_of_the_user() {
+fn default_store_is_a_file_of_the_user() {
     let world = World::new();
     let mut command = world.bare();
     command.args(["-v", "run", "m", "--", "true"]);
     let finished = world.start(command).wait().expect(0);
     assert!(world.path("state/simba/simba.db").exists());
-    assert!(finished.err.contains("state/simba/simba.db"), "-v says which store: {finished:?}");
-    // The environment names another.
+    assert!(finished.err.contains("state/simba/simba.db"), "-v prints the store: {finished:?}");
+    // `SIMBA_URL` selects another.
     let mut command = world.bare();
     command.env("SIMBA_URL", &world.url).args(["run", "other", "--", "true"]);
     world.start(command).wait().expect(0);
@@ -200,7 +198,7 @@ fn without_a_url_the_store_is_a_file_of_the_user() {
 }
 
 #[test]
-fn a_mutex_inside_itself_is_refused_and_another_is_not() {
+fn nested_run_of_the_same_mutex_is_refused() {
     let world = World::new();
     let simba = env!("CARGO_BIN_EXE_simba");
     let inner = ["--", simba, "--on", &world.url];
@@ -210,10 +208,10 @@ fn a_mutex_inside_itself_is_refused_and_another_is_not() {
     run(&["run", "m"], &["run", "-E", "44", "m", "--", "true"]).expect(44);
     run(&["run", "m"], &["lead", "m", "--", "true"]).expect(1);
     run(&["run", "m"], &["schedule", "m", "--every", "1s", "--", "true"]).expect(1);
-    // Not the nearest, and not in the environment of the one that asks.
+    // An outer command other than the nearest, and not in the environment of the inner one.
     let deep = ["run", "b", "--", "env", "-i", simba, "--on", &world.url, "run", "m", "--", "true"];
     run(&["run", "m"], &deep).expect(1);
-    // Another name, another store, another time.
+    // Another name, another store, a tenure that has ended.
     run(&["run", "m"], &["run", "other", "--", "sh", "-c", "exit 9"]).expect(9);
     let other = format!("sqlite:{}", world.path("other.db").display());
     world.run(&["run", "m", "--", simba, "--on", &other, "run", "m", "--", "sh", "-c", "exit 8"]).expect(8);
@@ -223,20 +221,23 @@ fn a_mutex_inside_itself_is_refused_and_another_is_not() {
 }
 
 #[test]
-fn what_the_command_leaves_behind_is_ended_before_the_mutex_is_free() {
+fn processes_left_behind_are_killed_before_the_mutex_is_released() {
     let world = World::new();
     let script = "setsid sh -c 'trap \"\" TERM HUP; while :; do echo $SIMBA_FENCING_TOKEN >> beats; sleep 0.005; done' & \
-                  while [ ! -s beats ]; do sleep 0.01; done; exit 4";
+                  while [ ! -e go ]; do sleep 0.01; done; exit 4";
     let mut first = world.spawn(&["run", "m", "--", "sh", "-c", script]);
+    world.beat_after(0);
     let next = world.spawn(&["run", "m", "--", "sh", "-c", "echo $SIMBA_FENCING_TOKEN >> beats"]);
+    world.until_waiting("m", 1);
+    fs::write(world.path("go"), "").unwrap();
     assert_eq!(first.status().code(), Some(4));
-    assert_eq!(first.processes(), Vec::<i32>::new(), "nothing is left");
+    first.assert_nothing_left();
     next.wait().expect(0);
     world.assert_no_overlap();
 }
 
 #[test]
-fn a_service_manager_that_tells_everybody_to_end_gets_an_orderly_end() {
+fn term_to_all_processes_lets_the_command_end_gracefully() {
     let world = World::new();
     let script =
         "trap 'sleep 0.3; echo orderly > end; exit 0' TERM; echo up > up; while :; do sleep 0.01; done";
@@ -250,7 +251,7 @@ fn a_service_manager_that_tells_everybody_to_end_gets_an_orderly_end() {
 }
 
 #[test]
-fn a_child_signal_that_is_ignored_changes_nothing() {
+fn ignored_sigchld_changes_nothing() {
     let world = World::new();
     let script = "trap '' CHLD; exec \"$0\" --on \"$1\" run m -- sh -c '(exit 3); exit $(( $? + 4 ))'";
     let mut shell = tool("bash");
@@ -258,9 +259,9 @@ fn a_child_signal_that_is_ignored_changes_nothing() {
     world.start(shell).wait().expect(7);
 }
 
-/// A shell that becomes `simba` leaves its own children to it.
+/// A shell that is replaced by `simba` leaves its children to it.
 #[test]
-fn children_that_were_there_before_are_left_alone_also_when_the_guard_is_killed() {
+fn children_from_before_the_exec_are_not_killed_with_the_guard() {
     let world = World::new();
     let script =
         "sleep 1000 & echo $! > sleeper; exec \"$0\" --on \"$1\" run m -- sh -c 'echo up > up; sleep 1000'";
@@ -278,22 +279,23 @@ fn children_that_were_there_before_are_left_alone_also_when_the_guard_is_killed(
     assert_eq!(running.processes(), [sleeper]);
 }
 
-/// Those that make namespaces.
+/// Tests that create namespaces.
 mod as_root {
     use super::*;
 
     #[test]
-    fn as_the_first_process_of_a_container_it_reaps_and_gives_the_code() {
+    fn init_process_of_a_container_reaps_and_returns_the_exit_code() {
         let world = World::new();
         let _ = tool("unshare");
-        let script = "(sleep 0.1 &); sh -c 'sleep 0.2 & exit 0'; sleep 0.6; \
-                      grep -l '(sleep) Z' /proc/[0-9]*/stat; exit 21";
+        // A zombie is still in `/proc`.
+        let script = "(sleep 0.1 & echo $! > one); sh -c 'sleep 0.2 & echo $! > two'; \
+                      while [ -e /proc/$(cat one) ] || [ -e /proc/$(cat two) ]; do sleep 0.01; done; exit 21";
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--mount-proc", "--kill-child", env!("CARGO_BIN_EXE_simba")]);
         command.args(["--on", &world.url, "run", "m", "--", "sh", "-c", script]);
-        let finished = world.start(command).wait().expect(21);
-        assert_eq!(finished.out, "", "no zombie is left: {finished:?}");
-        // A signal reaches it there too.
+        command.current_dir(world.dir.path());
+        world.start(command).wait().expect(21);
+        // Signals work there too.
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--mount-proc", "--kill-child", env!("CARGO_BIN_EXE_simba")]);
         command.args(["--on", &world.url, "run", "m", "--", "sh", "-c"]).current_dir(world.dir.path());
@@ -306,7 +308,7 @@ mod as_root {
     }
 
     #[test]
-    fn where_the_processes_are_out_of_sight_nothing_is_started() {
+    fn command_is_not_started_without_a_usable_proc() {
         let world = World::new();
         let mut command = tool("unshare");
         command.args(["--pid", "--fork", "--kill-child", env!("CARGO_BIN_EXE_simba")]);

@@ -9,13 +9,14 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
+use common::rows::ROOMY_LEASE;
 use common::{World, hang, is_alive, line, tool, until, until_true};
 use rustix::process::Signal;
 
 const HOLD: [&str; 6] = ["run", "m", "--", "sh", "-c", "echo held > held; exec sleep 1000"];
 
 #[test]
-fn the_command_s_own_code_is_given() {
+fn exit_code_of_the_command_is_returned() {
     let world = World::new();
     for code in [0, 1, 2, 42, 75, 124, 255] {
         world.run(&["run", "m", "--", "sh", "-c", &format!("exit {code}")]).expect(code);
@@ -23,7 +24,7 @@ fn the_command_s_own_code_is_given() {
 }
 
 #[test]
-fn a_signal_that_ends_the_command_is_told_as_a_shell_tells_it() {
+fn signal_that_ends_the_command_adds_128() {
     let world = World::new();
     for signal in [1, 2, 6, 9, 14, 15] {
         world.run(&["run", "m", "--", "sh", "-c", &format!("kill -{signal} $$")]).expect(128 + signal);
@@ -31,7 +32,7 @@ fn a_signal_that_ends_the_command_is_told_as_a_shell_tells_it() {
 }
 
 #[test]
-fn a_held_mutex_is_refused_with_one_and_names_holder_and_store() {
+fn held_mutex_exits_with_1_and_names_holder_and_store() {
     let world = World::new();
     let holder = world.spawn(&HOLD);
     line(&world.path("held"));
@@ -42,35 +43,43 @@ fn a_held_mutex_is_refused_with_one_and_names_holder_and_store() {
     assert!(refused.err.contains(id) && refused.err.contains(&world.url), "{refused:?}");
     assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
     assert!(!world.path("started").exists());
-    // The names that flock has.
-    for words in [&["--nb"][..], &["--nonblock"], &["-w", "0"], &["--timeout", "0.05"], &["-w", "50ms"]] {
+    // The options of flock(1).
+    for words in [&["--nb"][..], &["--nonblock"], &["-w", "0"]] {
         let args = [&["run"], words, &["m", "--", "touch", "started"]].concat();
         world.run(&args).expect(1);
     }
     world.run(&["run", "-n", "-E", "99", "m", "--", "true"]).expect(99);
-    world.run(&["run", "-w", "0.05", "-E", "0", "m", "--", "touch", "started"]).expect(0);
+    // Long enough for an answer of the store: without one the exit code is 69.
+    let waits = [(&["--timeout", "3.5"][..], 1), (&["-w", "3500ms"], 1), (&["-w", "3.5", "-E", "0"], 0)];
+    let waits = waits.map(|(words, code)| {
+        (world.spawn(&[&["run"], words, &["m", "--", "touch", "started"]].concat()), code)
+    });
+    for (waiter, code) in waits {
+        waiter.wait().expect(code);
+    }
     assert!(!world.path("started").exists());
     drop(holder);
 }
 
 #[test]
-fn a_number_counts_seconds_and_a_wait_is_as_long_as_it_says() {
+fn wait_without_a_unit_counts_seconds() {
     let world = World::new();
     let holder = world.spawn(&HOLD);
     line(&world.path("held"));
     let begun = Instant::now();
-    world.run(&["run", "-w", "1", "m", "--", "true"]).expect(1);
+    world.run(&["run", "-w", "4", "m", "--", "true"]).expect(1);
     let waited = begun.elapsed();
-    assert!(waited >= Duration::from_secs(1) && waited < Duration::from_secs(20), "{waited:?}");
-    // Long enough: it is served once the holder is gone.
+    assert!(waited >= Duration::from_secs(4) && waited < Duration::from_secs(30), "{waited:?}");
+    // Long enough: it acquires once the holder is gone.
     let waiter = world.spawn(&["run", "-w", "60s", "m", "--", "true"]);
+    world.until_waiting("m", 1);
     holder.signal(Signal::TERM);
     holder.wait().expect(143);
     waiter.wait().expect(0);
 }
 
 #[test]
-fn wrong_usage_is_two() {
+fn wrong_usage_exits_with_2() {
     let world = World::new();
     for args in [
         &["run", "m"][..],
@@ -122,7 +131,7 @@ fn wrong_usage_is_two() {
 }
 
 #[test]
-fn an_unknown_scheme_lists_the_known_ones() {
+fn unknown_scheme_lists_the_known_ones() {
     let world = World::new();
     let mut command = world.bare();
     command.args(["--on", "gopher://a", "status"]);
@@ -131,7 +140,7 @@ fn an_unknown_scheme_lists_the_known_ones() {
 }
 
 #[test]
-fn a_store_that_does_not_answer_is_sixty_nine() {
+fn store_that_does_not_answer_exits_with_69() {
     let world = World::new();
     world.run(&["run", "m", "--", "true"]).expect(0);
     let hung = hang(&world);
@@ -147,20 +156,20 @@ fn a_store_that_does_not_answer_is_sixty_nine() {
 }
 
 #[test]
-fn a_mutex_that_is_lost_is_seventy_five_also_if_the_command_then_exits_with_zero() {
+fn lost_mutex_exits_with_75_even_if_the_command_exits_with_0() {
     let world = World::new();
-    let script = "trap 'echo told > told; exit 0' TERM; echo held > held; while :; do sleep 0.01; done";
-    let running = world.holder("m", script);
+    let script = "trap 'echo term > term; exit 0' TERM; echo held > held; while :; do sleep 0.01; done";
+    let running = world.holder_under(&ROOMY_LEASE, "m", script);
     line(&world.path("held"));
     let hung = hang(&world);
     let finished = running.wait().expect(75);
-    assert_eq!(world.read("told"), "told\n", "it is told before it is killed: {finished:?}");
+    assert_eq!(world.read("term"), "term\n", "killed without TERM: {finished:?}");
     assert!(finished.err.contains("lost"), "{finished:?}");
     drop(hung);
 }
 
 #[test]
-fn a_file_that_is_not_ours_is_seventy_six() {
+fn foreign_file_exits_with_76() {
     let world = World::new();
     fs::write(world.path("store.db"), "not a database, but long enough to look like a file of its own")
         .unwrap();
@@ -170,7 +179,7 @@ fn a_file_that_is_not_ours_is_seventy_six() {
 }
 
 #[test]
-fn a_wrong_set_up_is_seventy_eight() {
+fn missing_home_exits_with_78() {
     let world = World::new();
     let mut command = world.bare();
     command.env_remove("HOME").env_remove("XDG_STATE_HOME").args(["run", "m", "--", "true"]);
@@ -179,7 +188,7 @@ fn a_wrong_set_up_is_seventy_eight() {
 }
 
 #[test]
-fn misspelt_variable_is_refused_with_78_and_names_the_one_that_is_meant() {
+fn misspelt_variable_exits_with_78_and_suggests_the_right_one() {
     let world = World::new();
     for args in [&["run", "m", "--", "touch", "started"][..], &["status", "m"], &["lead", "m", "--", "true"]]
     {
@@ -187,7 +196,7 @@ fn misspelt_variable_is_refused_with_78_and_names_the_one_that_is_meant() {
         command.env("SIMBA_URI", "redis://user:c4n4ry@127.0.0.1:1");
         let refused = world.start(command).wait().expect(78);
         assert!(refused.err.contains("SIMBA_URI") && refused.err.contains("SIMBA_URL"), "{refused:?}");
-        assert!(!refused.said().contains("c4n4ry") && refused.err.lines().count() == 1, "{refused:?}");
+        assert!(!refused.output_text().contains("c4n4ry") && refused.err.lines().count() == 1, "{refused:?}");
     }
     let mut command = world.simba(&["run", "m", "--", "touch", "started"]);
     command.env("SIMBA_URL", std::ffi::OsStr::from_bytes(b"redis://\xff"));
@@ -204,19 +213,19 @@ fn unknown_variable_is_ignored_and_reported_by_doctor_and_verbose() {
     let world = World::new();
     let with = |args: &[&str]| {
         let mut command = world.simba(args);
-        // A Service of Kubernetes that is called `simba` sets these.
+        // Kubernetes sets these for a Service that is called `simba`.
         command.env("SIMBA_PORT", "tcp://10.0.0.1:80").env("SIMBA_SERVICE_HOST", "10.0.0.1");
         world.start(command).wait().expect(0)
     };
     assert_eq!(with(&["run", "m", "--", "true"]).err, "");
     assert!(with(&["-v", "run", "m", "--", "true"]).err.contains("SIMBA_SERVICE_HOST"));
     assert!(with(&["doctor"]).out.contains("SIMBA_PORT"));
-    let told: serde_json::Value = serde_json::from_str(&with(&["doctor", "--json"]).out).unwrap();
-    assert_eq!(told["unknown_variables"], serde_json::json!(["SIMBA_PORT", "SIMBA_SERVICE_HOST"]));
+    let report: serde_json::Value = serde_json::from_str(&with(&["doctor", "--json"]).out).unwrap();
+    assert_eq!(report["unknown_variables"], serde_json::json!(["SIMBA_PORT", "SIMBA_SERVICE_HOST"]));
 }
 
 #[test]
-fn memory_is_refused_with_78_for_what_runs_a_command() {
+fn memory_exits_with_78_for_commands_that_run_one() {
     let world = World::new();
     for args in [
         &["run", "m", "--", "touch", "started"][..],
@@ -237,7 +246,7 @@ fn memory_is_refused_with_78_for_what_runs_a_command() {
 }
 
 #[test]
-fn file_in_a_directory_that_does_not_exist_is_refused_with_78() {
+fn file_in_a_missing_directory_exits_with_78() {
     let world = World::new();
     let missing = world.path("no/such");
     for file in [missing.join("store.db").display().to_string(), "no/such/store.db".into()] {
@@ -252,7 +261,7 @@ fn file_in_a_directory_that_does_not_exist_is_refused_with_78() {
         }
     }
     assert!(!world.path("no").exists() && !world.path("started").exists());
-    // The directory of the default is made.
+    // The directory of the default file is created.
     let mut command = world.bare();
     command.args(["run", "m", "--", "true"]);
     world.start(command).wait().expect(0);
@@ -260,46 +269,49 @@ fn file_in_a_directory_that_does_not_exist_is_refused_with_78() {
 }
 
 #[test]
-fn a_command_that_takes_too_long_is_one_hundred_and_twenty_four() {
+fn command_that_exceeds_max_hold_exits_with_124() {
     let world = World::new();
     let begun = Instant::now();
-    let script = "trap 'echo told > told; exit 0' TERM; while :; do sleep 0.01; done";
-    let finished = world.run(&["run", "--max-hold", "1s", "m", "--", "sh", "-c", script]).expect(124);
-    assert_eq!(world.read("told"), "told\n");
-    assert!(finished.err.contains("1s"), "{finished:?}");
-    assert!(begun.elapsed() >= Duration::from_millis(700), "most of it is the command's");
-    // One that does not listen is killed.
-    let deaf = "trap '' TERM; while :; do sleep 0.01; done";
-    world.run(&["run", "--max-hold", "1s", "m", "--", "sh", "-c", deaf]).expect(124);
-    // One that is done by then is not.
-    world.run(&["run", "--max-hold", "20s", "m", "--", "sh", "-c", "exit 3"]).expect(3);
+    // Gets TERM after 12 s and KILL after 14 s.
+    let script = "trap 'echo term > term; exit 0' TERM; while :; do sleep 0.01; done";
+    let handles_term =
+        world.spawn(&["run", "--max-hold", "16s", "--grace", "4s", "m", "--", "sh", "-c", script]);
+    // One that ignores TERM is killed.
+    let ignores_term = "trap '' TERM; while :; do sleep 0.01; done";
+    world.run(&["run", "--max-hold", "8s", "n", "--", "sh", "-c", ignores_term]).expect(124);
+    let finished = handles_term.wait().expect(124);
+    assert_eq!(world.read("term"), "term\n");
+    assert!(finished.err.contains("16s"), "{finished:?}");
+    assert!(begun.elapsed() >= Duration::from_secs(11), "TERM came too soon");
+    // One that ends in time is not affected.
+    world.run(&["run", "--max-hold", "60s", "m", "--", "sh", "-c", "exit 3"]).expect(3);
 }
 
 #[test]
-fn a_mutex_is_kept_at_least_as_long_as_it_should() {
+fn mutex_is_kept_for_min_hold() {
     let world = World::new();
     let begun = Instant::now();
-    let holder = world.spawn(&["run", "--min-hold", "2s", "m", "--", "touch", "done"]);
+    let holder = world.spawn(&["run", "--min-hold", "8s", "m", "--", "touch", "done"]);
     until_true("end of the command", || world.path("done").exists());
     world.run(&["run", "-n", "m", "--", "true"]).expect(1);
     holder.wait().expect(0);
-    assert!(begun.elapsed() >= Duration::from_secs(2));
+    assert!(begun.elapsed() >= Duration::from_secs(8));
     world.run(&["run", "-n", "m", "--", "true"]).expect(0);
 }
 
 #[test]
-fn who_waits_for_the_least_hold_can_be_sent_away_and_the_lease_runs_out() {
+fn signal_during_min_hold_exits_and_leaves_the_mutex_to_its_lease() {
     let world = World::new();
     let holder = world.spawn(&["run", "--min-hold", "1h", "m", "--", "touch", "done"]);
     until_true("end of the command", || world.path("done").exists());
-    until_true("end of all below", || common::children(holder.pid()).is_empty());
+    until_true("end of its children", || common::children(holder.pid()).is_empty());
     holder.signal(Signal::INT);
     holder.wait().expect(130);
     world.run(&["run", "-n", "m", "--", "true"]).expect(1);
 }
 
 #[test]
-fn what_cannot_be_executed_is_126_and_what_is_not_there_127() {
+fn not_executable_exits_with_126_and_not_found_with_127() {
     let world = World::new();
     let missing = world.run(&["run", "m", "--", "./missing"]).expect(127);
     assert!(missing.err.contains("./missing"), "{missing:?}");
@@ -312,7 +324,7 @@ fn what_cannot_be_executed_is_126_and_what_is_not_there_127() {
 }
 
 #[test]
-fn who_is_asked_to_end_while_it_waits_starts_nothing() {
+fn signal_while_waiting_starts_nothing() {
     let world = World::new();
     let holder = world.spawn(&HOLD);
     line(&world.path("held"));
@@ -321,9 +333,9 @@ fn who_is_asked_to_end_while_it_waits_starts_nothing() {
         until("waiter", || (waiters(&world) == Some(1)).then_some(()));
         waiter.signal(signal);
         waiter.wait().expect(code);
-        assert_eq!(waiters(&world), Some(0), "it leaves no place in the queue behind");
+        assert_eq!(waiters(&world), Some(0), "its entry is still in the queue");
     }
-    // The free mutex and the order to end come at once.
+    // The release and the signal arrive at once.
     let waiter = world.spawn(&["run", "m", "--", "touch", "started"]);
     until("waiter", || (waiters(&world) == Some(1)).then_some(()));
     waiter.signal(Signal::STOP);
@@ -343,17 +355,17 @@ fn waiters(world: &World) -> Option<u64> {
     status[0]["waiters"].as_u64()
 }
 
-/// Runs the command as another user, which only root may: the system refuses root nothing.
+/// Runs the command as another user, because root is refused nothing. Only root can switch the user.
 mod as_root {
     use super::*;
 
     #[test]
-    fn a_store_that_refuses_is_seventy_seven() {
+    fn denied_access_exits_with_77() {
         let world = World::new();
         fs::create_dir(world.path("closed")).unwrap();
         fs::set_permissions(world.path("closed"), fs::Permissions::from_mode(0o700)).unwrap();
         fs::set_permissions(world.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        // The program is not where other users may read it.
+        // A copy, because other users may not read the original.
         let program = world.path("simba");
         fs::copy(env!("CARGO_BIN_EXE_simba"), &program).unwrap();
         let url = format!("sqlite:{}", world.path("closed/store.db").display());

@@ -1,4 +1,4 @@
-//! The guard by itself: what it does when `simba` says nothing, too little, or too late.
+//! The guard alone: its behaviour when `simba` sends nothing, too little, or too late.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,18 +13,19 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use common::{Running, World, children, is_alive, is_guard, line, send, stat, tool, until, until_true};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
 
-/// A guard, with us in the place of `simba`.
+/// A guard that gets its orders from the test instead of `simba`.
 struct Guarded {
     running: Running,
-    line: UnixStream,
+    socket: UnixStream,
 }
 
 impl Guarded {
-    /// Starts a guard that may let the script run until so many milliseconds from now.
+    /// Starts a guard that may run the script until this many milliseconds from now.
     fn start(world: &World, script: &str, end: i64, kill: i64) -> Self {
         let guarded = Self::start_without_orders(world, script);
         guarded.send_first_order(end, kill);
@@ -33,10 +34,12 @@ impl Guarded {
 
     /// Starts a guard that waits for its first order.
     fn start_without_orders(world: &World, script: &str) -> Self {
-        let (line, theirs) = UnixStream::pair().unwrap();
+        let (socket, theirs) = UnixStream::pair().unwrap();
+        // As small as possible: a few unread reports fill it.
+        set_socket_send_buffer_size(&theirs, 0).unwrap();
         let mut command = world.bare();
         command.args(["__guard", "0", "sh", "-c", script]).stdin(Stdio::from(OwnedFd::from(theirs)));
-        Self { running: world.start(command), line }
+        Self { running: world.start(command), socket }
     }
 
     fn send_first_order(&self, end: i64, kill: i64) {
@@ -46,25 +49,25 @@ impl Guarded {
         let mut rights = SendAncillaryBuffer::new(&mut space);
         rights.push(SendAncillaryMessage::ScmRights(&fds));
         let text = until_line(end, kill);
-        sendmsg(&self.line, &[IoSlice::new(text.as_bytes())], &mut rights, SendFlags::empty()).unwrap();
+        sendmsg(&self.socket, &[IoSlice::new(text.as_bytes())], &mut rights, SendFlags::empty()).unwrap();
     }
 
     fn order(&mut self, order: &str) {
-        self.line.write_all(order.as_bytes()).unwrap();
+        self.socket.write_all(order.as_bytes()).unwrap();
     }
 
-    /// All that it says until it is gone.
+    /// Returns all its reports until it is gone.
     fn reports(self) -> Vec<String> {
-        self.line.set_read_timeout(Some(common::SOON)).unwrap();
-        let said = BufReader::new(&self.line).lines().map_while(Result::ok).collect();
+        self.socket.set_read_timeout(Some(common::SOON)).unwrap();
+        let reports = BufReader::new(&self.socket).lines().map_while(Result::ok).collect();
         let mut running = self.running;
         running.status();
-        assert_eq!(running.processes(), Vec::<i32>::new(), "nothing is left");
-        said
+        assert_eq!(running.processes(), Vec::<i32>::new(), "processes are left");
+        reports
     }
 }
 
-/// An order about time, on the clock of the leases.
+/// Returns an order with deadlines, on the clock of the leases.
 fn until_line(end: i64, kill: i64) -> String {
     let now = clock_gettime(ClockId::Boottime);
     let at = |ms: i64| now.tv_sec * 1_000_000_000 + now.tv_nsec + ms * 1_000_000;
@@ -72,16 +75,16 @@ fn until_line(end: i64, kill: i64) -> String {
 }
 
 #[test]
-fn a_command_whose_time_is_up_is_not_started() {
+fn command_past_its_deadline_is_not_started() {
     let world = World::new();
     let guarded = Guarded::start(&world, "touch started", -1, 1000);
     assert_eq!(guarded.reports(), ["overdue"]);
     assert!(!world.path("started").exists());
 }
 
-/// The mutex is acquired and the guard knows until when, but it is stopped before it starts the command.
+/// The mutex is acquired and the guard has its deadlines, but it is stopped before it starts the command.
 #[test]
-fn guard_that_is_stopped_until_the_time_is_up_starts_nothing() {
+fn guard_that_is_stopped_until_the_deadline_starts_nothing() {
     let world = World::new();
     let guarded = Guarded::start_without_orders(&world, "touch started");
     until_true("guard that waits for its first order", || is_guard(guarded.running.pid()));
@@ -95,72 +98,72 @@ fn guard_that_is_stopped_until_the_time_is_up_starts_nothing() {
 }
 
 #[test]
-fn silence_ends_the_command_first_by_word_then_by_force() {
+fn command_without_renewals_gets_term_and_then_kill() {
     let world = World::new();
-    let script = "trap 'echo told > told' TERM; echo up > up; while :; do sleep 0.01; done";
+    let script = "trap 'echo term > term' TERM; echo up > up; while :; do sleep 0.01; done";
     let mut guarded = Guarded::start(&world, script, 60_000, 61_000);
     line(&world.path("up"));
     guarded.order(&until_line(500, 3500));
-    let said = guarded.reports();
-    assert_eq!(world.read("told"), "told\n");
-    assert!(said[0].starts_with("started ") && said.last().unwrap() == "overdue", "{said:?}");
-    assert!(said.contains(&"signaled 9".to_owned()), "{said:?}");
+    let reports = guarded.reports();
+    assert_eq!(world.read("term"), "term\n");
+    assert!(reports[0].starts_with("started ") && reports.last().unwrap() == "overdue", "{reports:?}");
+    assert!(reports.contains(&"signaled 9".to_owned()), "{reports:?}");
 }
 
 #[test]
-fn a_renewal_that_is_heard_gives_more_time() {
+fn renewal_moves_the_deadlines() {
     let world = World::new();
-    let script = "trap 'echo told > told; exit 0' TERM; sleep 2; sleep 2; exit 3";
-    let mut guarded = Guarded::start(&world, script, 3000, 3500);
+    let script = "trap 'echo term > term; exit 0' TERM; sleep 4; sleep 4; exit 3";
+    let mut guarded = Guarded::start(&world, script, 6000, 6500);
     guarded.order(&until_line(60_000, 61_000));
-    let said = guarded.reports();
-    assert_eq!(said[1..], ["exited 3", "clean"], "{said:?}");
-    assert_eq!(world.read("told"), "");
+    let reports = guarded.reports();
+    assert_eq!(reports[1..], ["exited 3", "clean"], "{reports:?}");
+    assert_eq!(world.read("term"), "");
 }
 
 #[test]
-fn what_was_told_to_end_is_not_told_otherwise() {
+fn renewal_after_an_end_order_is_ignored() {
     let world = World::new();
     let script = "trap '' TERM; echo up > up; while :; do sleep 0.01; done";
-    let mut guarded = Guarded::start(&world, script, 60_000, 6000);
+    let mut guarded = Guarded::start(&world, script, 60_000, 61_000);
     line(&world.path("up"));
+    guarded.order(&until_line(60_000, 6000));
     guarded.order("end\n");
     guarded.order(&until_line(60_000, 61_000));
     assert_eq!(guarded.reports().last().unwrap(), "overdue");
 }
 
 #[test]
-fn a_line_that_breaks_ends_everything() {
+fn broken_socket_ends_the_command() {
     let world = World::new();
     let guarded =
-        Guarded::start(&world, "trap '' TERM; echo up > up; while :; do sleep 0.01; done", 60_000, 61_000);
+        Guarded::start(&world, "trap '' TERM; echo up > up; while :; do sleep 0.01; done", 600_000, 601_000);
     line(&world.path("up"));
-    let Guarded { mut running, line: ours } = guarded;
-    drop(ours);
+    let Guarded { mut running, socket } = guarded;
+    drop(socket);
     running.status();
     assert_eq!(running.processes(), Vec::<i32>::new());
 }
 
 #[test]
-fn half_an_order_and_nonsense_do_no_harm() {
+fn partial_and_invalid_orders_are_tolerated() {
     let world = World::new();
-    let mut guarded = Guarded::start(
-        &world,
-        "trap 'exit 5' USR1; echo up > up; while :; do sleep 0.01; done",
-        60_000,
-        61_000,
-    );
+    let script =
+        "trap 'echo usr2 > usr2' USR2; trap 'exit 5' USR1; echo up > up; while :; do sleep 0.01; done";
+    let mut guarded = Guarded::start(&world, script, 60_000, 61_000);
     line(&world.path("up"));
-    for piece in ["nonsense\n", "until\n", "signal x\n", "signal 64000\n", "\n\n", "sig"] {
+    for piece in ["nonsense\n", "until\n", "signal x\n", "signal 64000\n", "\n\n"] {
         guarded.order(piece);
-        std::thread::sleep(Duration::from_millis(20));
     }
+    // One write: when the command gets the signal, the guard has read the partial order, too.
+    guarded.order("signal 12\nsig");
+    line(&world.path("usr2"));
     guarded.order("nal 10\n");
     assert_eq!(guarded.reports()[1..], ["exited 5", "clean"]);
 }
 
 #[test]
-fn signals_to_the_guard_do_not_end_it() {
+fn guard_ignores_signals() {
     let world = World::new();
     let mut guarded = Guarded::start(&world, "echo up > up; exec sleep 1000", 60_000, 61_000);
     line(&world.path("up"));
@@ -169,18 +172,17 @@ fn signals_to_the_guard_do_not_end_it() {
     {
         guarded.running.signal(signal);
     }
-    std::thread::sleep(Duration::from_millis(200));
-    assert!(is_alive(guarded.running.pid()) && !guarded.running.is_over());
+    // Signals are delivered before orders: a guard that one of them ends or stops would execute no order.
     guarded.order("kill\n");
     assert_eq!(guarded.reports()[1..], ["signaled 9", "overdue"]);
 }
 
-/// As when `simba` is stopped: nobody reads, and every stop of the command is a report.
+/// As when `simba` is stopped: the reports are not read, and every stop of the command is a report.
 #[test]
-fn reports_that_nobody_reads_do_not_delay_the_end() {
+fn unread_reports_do_not_delay_the_kill() {
     let world = World::new();
-    let script = "trap '' TERM; n=0; while [ $n -lt 600 ]; do n=$((n+1)); \
-                  (kill -STOP $$; sleep 0.002; kill -CONT $$); done; echo up > up; while :; do sleep 0.01; done";
+    let script = "trap '' TERM; n=0; while [ $n -lt 60 ]; do n=$((n+1)); \
+                  (kill -STOP $$; sleep 0.01; kill -CONT $$); done; echo up > up; while :; do sleep 0.01; done";
     let mut guarded = Guarded::start(&world, script, 120_000, 121_000);
     line(&world.path("up"));
     guarded.order(&until_line(0, 0));
@@ -189,7 +191,7 @@ fn reports_that_nobody_reads_do_not_delay_the_end() {
 }
 
 #[test]
-fn a_command_that_is_killed_leaves_its_children_to_the_guard_and_not_to_init() {
+fn orphans_of_the_command_become_children_of_the_guard() {
     let world = World::new();
     let running = world.spawn(&[
         "run",
@@ -209,13 +211,13 @@ fn a_command_that_is_killed_leaves_its_children_to_the_guard_and_not_to_init() {
     assert!(!is_alive(orphan));
 }
 
-/// Those that become another user.
+/// Tests that switch to another user.
 mod as_root {
     use super::*;
 
-    /// A program of root below a `simba` that is not: it cannot be killed, and so the mutex is not freed.
+    /// A program of root below a `simba` of another user: it cannot be killed, so the mutex is not freed.
     #[test]
-    fn what_cannot_be_ended_keeps_the_mutex_until_its_lease_is_over() {
+    fn unkillable_process_keeps_the_mutex_until_the_lease_ends() {
         const USER: u32 = 61_235;
         let world = World::new();
         std::os::unix::fs::chown(world.dir.path(), Some(USER), None).unwrap();
@@ -234,9 +236,11 @@ mod as_root {
             &world.url,
             "run",
             "--ttl",
-            "4s",
+            "3s",
             "--transition",
-            "2s",
+            "5s",
+            "--grace",
+            "4500ms",
             "m",
             "--",
             "sh",
@@ -249,6 +253,7 @@ mod as_root {
         assert!(running.err().contains("left"), "{}", running.err());
         let root: i32 = line(&world.path("root")).parse().unwrap();
         assert!(is_alive(root));
+        // The lease has six more seconds.
         world.run(&["run", "-n", "m", "--", "true"]).expect(1);
         send(root, Signal::KILL);
         until_true("end of the lease", || world.run(&["run", "-n", "m", "--", "true"]).code() == 0);

@@ -1,4 +1,4 @@
-//! `--metrics`: what probes and scrapers get.
+//! `--metrics`: the endpoints for probes and scrapers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,9 +11,9 @@ use common::rows::LEASE;
 use common::{Running, World, line, until};
 use rustix::process::Signal;
 
-/// Status and body of a page, once somebody answers.
+/// Returns status and body of a page, once the server answers.
 fn get(address: &str, path: &str) -> (u16, String) {
-    let mut stream = until("somebody who listens", || TcpStream::connect(address).ok());
+    let mut stream = until("server", || TcpStream::connect(address).ok());
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
@@ -21,26 +21,26 @@ fn get(address: &str, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// A port that nobody had a moment ago.
+/// Returns an address with a port that was free just now.
 fn free_port() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-/// On the store that is there without any server.
+/// Runs on the default store, without a server.
 fn embedded(world: &World, command: &[&str], address: &str, script: &str) -> Running {
     let mut simba = world.bare();
     simba.args(command).args(LEASE).args(["--metrics", address, "--", "sh", "-c", script]);
     world.start(simba)
 }
 
-/// Every series of the scrape that is not one of a histogram's parts.
+/// Returns the value of a series that is not a part of a histogram.
 fn value(scrape: &str, series: &str) -> Option<f64> {
     let line = scrape.lines().find(|line| line.starts_with(series))?;
     line.rsplit_once(' ')?.1.parse().ok()
 }
 
 #[test]
-fn the_leader_is_ready_who_waits_is_alive_and_both_are_counted() {
+fn leader_is_ready_and_waiter_is_live() {
     let world = World::new();
     let (first, second) = (free_port(), free_port());
     let leader = embedded(&world, &["lead", "m"], &first, "echo up > up; exec sleep 1000");
@@ -67,7 +67,7 @@ fn the_leader_is_ready_who_waits_is_alive_and_both_are_counted() {
 }
 
 #[test]
-fn a_schedule_is_ready_where_it_leads() {
+fn schedule_is_ready_while_it_leads() {
     let world = World::new();
     let address = free_port();
     let script = "echo up > up";
@@ -79,7 +79,7 @@ fn a_schedule_is_ready_where_it_leads() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_told_in_one_line_and_starts_nothing() {
+fn address_in_use_is_reported_in_one_line_and_starts_nothing() {
     let world = World::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! `simba status`, `ls` and `watch`: for people, and for machines.
+//! `simba status`, `ls` and `watch`: as text and as JSON.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ fn hold(world: &World, mutex: &str) -> Running {
     running
 }
 
-/// What a field may be.
+/// The type of a field.
 #[derive(Clone, Copy)]
 enum Kind {
     Text,
@@ -33,41 +33,41 @@ enum Kind {
 
 const STATES: Kind = Kind::OneOf(&["held", "free", "unknown"]);
 
-/// The fields of `status --json` and `ls --json`: a part of the interface.
-const STATUS: [(&str, Kind); 10] = [
+/// A field of a record: its name and its type. The fields are a part of the interface.
+type Field = (&'static str, Kind);
+
+/// The fields of every record.
+const ALL: [Field; 6] = [
     ("mutex", Kind::Text),
     ("state", STATES),
     ("owner", Kind::TextOrNull),
     ("host", Kind::TextOrNull),
     ("pid", Kind::CountOrNull),
     ("token", Kind::CountOrNull),
+];
+
+/// The other fields of `status --json` and `ls --json`.
+const STATUS: [Field; 4] = [
     ("acquired_at", Kind::TimeOrNull),
     ("expires_in_ms", Kind::CountOrNull),
     ("in_transition", Kind::FlagOrNull),
     ("waiters", Kind::CountOrNull),
 ];
 
-/// The fields of a line of `watch --json`.
-const WATCH: [(&str, Kind); 7] = [
-    ("at", Kind::TimeOrNull),
-    ("mutex", Kind::Text),
-    ("state", STATES),
-    ("owner", Kind::TextOrNull),
-    ("host", Kind::TextOrNull),
-    ("pid", Kind::CountOrNull),
-    ("token", Kind::CountOrNull),
-];
+/// The other field of a line of `watch --json`.
+const WATCH: [Field; 1] = [("at", Kind::TimeOrNull)];
 
-/// Checks an object against its fields: all of them, and no other.
+/// Checks that an object has exactly the fields of every record and these.
 #[track_caller]
-fn conform(object: &Value, fields: &[(&str, Kind)]) {
+fn conform(object: &Value, others: &[Field]) {
+    let fields = || ALL.iter().chain(others);
     let object = object.as_object().unwrap_or_else(|| panic!("no object: {object}"));
     let mut names: Vec<&str> = object.keys().map(String::as_str).collect();
-    let mut wanted: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
+    let mut wanted: Vec<&str> = fields().map(|(name, _)| *name).collect();
     names.sort_unstable();
     wanted.sort_unstable();
     assert_eq!(names, wanted);
-    for (name, kind) in fields {
+    for (name, kind) in fields() {
         let value = &object[*name];
         let fits = match kind {
             Kind::Text => value.is_string(),
@@ -81,14 +81,14 @@ fn conform(object: &Value, fields: &[(&str, Kind)]) {
     }
 }
 
-/// `2026-01-31T12:34:56.789Z`
+/// Returns whether the text has the form `2026-01-31T12:34:56.789Z`.
 fn is_time(text: &str) -> bool {
     let shape: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
     shape == "0000-00-00T00:00:00.000Z"
 }
 
 #[test]
-fn the_status_for_machines_has_the_fields_of_the_interface() {
+fn json_status_has_the_documented_fields() {
     let world = World::new();
     let holder = hold(&world, "orders");
     let waiter = world.spawn(&["run", "orders", "--", "true"]);
@@ -120,7 +120,7 @@ fn the_status_for_machines_has_the_fields_of_the_interface() {
 }
 
 #[test]
-fn the_status_for_people_lines_up_and_has_no_colour_in_a_file() {
+fn text_status_is_aligned_and_has_no_colour_in_a_file() {
     let world = World::new();
     let _holder = hold(&world, "a-rather-long-name");
     let _other = hold(&world, "b");
@@ -134,7 +134,7 @@ fn the_status_for_people_lines_up_and_has_no_colour_in_a_file() {
 }
 
 #[test]
-fn colours_are_for_terminals_and_for_those_who_want_them() {
+fn colours_need_a_terminal_and_no_color_unset() {
     let world = World::new();
     let _holder = hold(&world, "orders");
     let show = ["sh", "-c", "$SIMBA --on $ON ls"];
@@ -145,14 +145,14 @@ fn colours_are_for_terminals_and_for_those_who_want_them() {
     assert_eq!(plain.wait(), 0);
     plain.shows("held");
     assert!(!plain.seen().contains('\x1b'), "{:?}", plain.seen());
-    // An empty NO_COLOR is none.
+    // An empty NO_COLOR counts as unset.
     let mut coloured = Pty::start(&world, &show, 120, &[("NO_COLOR", "")]);
     assert_eq!(coloured.wait(), 0);
     coloured.shows("\x1b[31mheld");
 }
 
 #[test]
-fn a_narrow_terminal_is_not_overrun() {
+fn lines_fit_a_narrow_terminal() {
     let world = World::new();
     let _holder = hold(&world, "orders");
     let mut narrow = Pty::start(&world, &["sh", "-c", "$SIMBA --on $ON ls"], 50, &[("NO_COLOR", "1")]);
@@ -164,7 +164,7 @@ fn a_narrow_terminal_is_not_overrun() {
 }
 
 #[test]
-fn a_watch_tells_of_every_change() {
+fn watch_prints_every_change() {
     let world = World::new();
     let watch = world.spawn(&["watch", "orders", "--json"]);
     let text = world.spawn(&["watch", "orders"]);
@@ -187,25 +187,25 @@ fn a_watch_tells_of_every_change() {
 }
 
 #[test]
-fn a_closed_output_ends_it_in_silence() {
+fn closed_output_ends_a_command_without_an_error() {
     let world = World::new();
     let _holder = hold(&world, "orders");
     for args in
         [&["ls"][..], &["status", "--json"], &["--help"], &["man"], &["completions", "bash"], &["schema"]]
     {
         let mut command = world.simba(args);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        drop(child.stdout.take());
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut child = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
         let mut err = String::new();
         child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
         assert_eq!((child.wait().unwrap().code(), err.as_str()), (Some(0), ""), "{args:?}");
     }
 }
 
-/// No change comes, and still it ends soon after its reader.
+/// The reader closes the output, and no change of the mutex follows.
 #[test]
-fn a_watch_ends_with_its_reader() {
+fn watch_ends_when_its_reader_closes_the_output() {
     let world = World::new();
     let mut command = world.simba(&["watch", "orders"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();

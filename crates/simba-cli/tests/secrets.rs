@@ -1,4 +1,4 @@
-//! A password is in no output, at any verbosity, wherever the URL was typed and however it is wrong.
+//! No output contains a password, at any verbosity, wherever the URL was typed and however it is wrong.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use common::{Finished, Running, World};
 
 const CANARY: &str = "c4n4ry";
 
-/// URLs with a canary wherever a secret may stand; most lead nowhere, and that is what is told.
+/// URLs with a canary in every position of a secret; most are unreachable, and the error is checked.
 const URLS: [&str; 17] = [
     "redis://:c4n4ry@127.0.0.1:1",
     "redis://user:c4n4ry@127.0.0.1:1/0",
@@ -32,12 +32,12 @@ const URLS: [&str; 17] = [
 ];
 
 #[track_caller]
-fn assert_silent(told: &Finished, how: &str) {
-    assert!(!told.said().contains(CANARY), "{how}: {told:?}");
+fn assert_no_secret(finished: &Finished, how: &str) {
+    assert!(!finished.output_text().contains(CANARY), "{how}: {finished:?}");
 }
 
 #[test]
-fn no_url_tells_its_password() {
+fn no_url_shows_its_password() {
     let world = World::new();
     for url in URLS {
         for verbosity in [&[][..], &["-v"], &["-vv"]] {
@@ -53,17 +53,17 @@ fn no_url_tells_its_password() {
                 "200ms",
             ]);
             command.args(["m", "--", "true"]);
-            let told = world.start(command).wait();
-            assert_ne!(told.code(), 0, "{url}");
-            assert_silent(&told, url);
+            let finished = world.start(command).wait();
+            assert_ne!(finished.code(), 0, "{url}");
+            assert_no_secret(&finished, url);
         }
         let mut command = world.bare();
         command.env("SIMBA_URL", url).env("SIMBA_LOG", "trace").args(["doctor"]);
-        assert_silent(&world.start(command).wait(), url);
+        assert_no_secret(&world.start(command).wait(), url);
     }
 }
 
-/// Every command that asks a store, and ends by itself where there is none.
+/// Every command that uses a store, and ends by itself if there is none.
 const COMMANDS: [&[&str]; 13] = [
     &["run", "m", "--ttl", "300ms", "--transition", "200ms", "--", "true"],
     &["lead", "m", "--", "true"],
@@ -81,7 +81,7 @@ const COMMANDS: [&[&str]; 13] = [
 ];
 
 #[test]
-fn no_command_tells_a_password_at_any_verbosity() {
+fn no_command_shows_a_password_at_any_verbosity() {
     let world = World::new();
     fs::write(world.path("secret"), CANARY).unwrap();
     let servers = ["redis", "mysql", "postgres", "zookeeper", "etcd"]
@@ -102,9 +102,9 @@ fn no_command_tells_a_password_at_any_verbosity() {
                     command.args(verbosity).args(args);
                     world.start(command)
                 });
-                for told in running.map(Running::wait) {
-                    assert_ne!(told.code(), 0, "{url} {args:?}: {told:?}");
-                    assert_silent(&told, &format!("{url} {args:?}"));
+                for finished in running.map(Running::wait) {
+                    assert_ne!(finished.code(), 0, "{url} {args:?}: {finished:?}");
+                    assert_no_secret(&finished, &format!("{url} {args:?}"));
                 }
             }
         }
@@ -112,7 +112,7 @@ fn no_command_tells_a_password_at_any_verbosity() {
 }
 
 #[test]
-fn a_url_in_the_wrong_place_tells_none_either() {
+fn misplaced_url_shows_no_password() {
     let world = World::new();
     for url in URLS {
         for args in [
@@ -131,59 +131,59 @@ fn a_url_in_the_wrong_place_tells_none_either() {
         ] {
             let mut command = world.bare();
             command.arg("-vv").args(args);
-            assert_silent(&world.start(command).wait(), &format!("{args:?}"));
+            assert_no_secret(&world.start(command).wait(), &format!("{args:?}"));
         }
     }
 }
 
 #[test]
-fn the_helpers_of_the_command_do_not_show_the_url() {
+fn guard_and_command_do_not_show_the_url() {
     let world = World::new();
     let url = format!("{}?password={CANARY}", world.url);
     let mut command = world.bare();
     command.args(["-vv", "--on", &url, "run", "m", "--", "true"]);
-    assert_silent(&world.start(command).wait(), &url);
-    // A store that takes it: what stands in the table of processes is what was typed, and nowhere else.
+    assert_no_secret(&world.start(command).wait(), &url);
+    // A valid store: the URL is in the process table only where it was typed.
     let script = "tr '\\0' ' ' < /proc/$PPID/cmdline; cat /proc/self/cmdline";
-    let told = world.run(&["run", "m", "--", "sh", "-c", script]).expect(0);
-    assert!(!told.out.contains(&world.url), "{told:?}");
+    let finished = world.run(&["run", "m", "--", "sh", "-c", script]).expect(0);
+    assert!(!finished.out.contains(&world.url), "{finished:?}");
     fs::remove_file(world.path("store.db")).unwrap();
 }
 
-/// The password of a server that is there, and lets us in.
+/// The password of a server that accepts it.
 mod on_servers {
     use rustix::process::Signal;
 
     use super::*;
     use crate::common::until_true;
 
-    fn assert_kept(variable: &str) {
+    fn assert_password_hidden(variable: &str) {
         let url = simba_servers::shared(variable);
         let password = url.split_once("://").unwrap().1.split_once('@').unwrap().0.split_once(':').unwrap().1;
         let world = World::on(&url);
         let ends =
             COMMANDS.iter().filter(|args| !["lead", "schedule", "watch", "tck", "bench"].contains(&args[0]));
         for args in ends {
-            let told = world.run(&[&["-vv"], *args].concat());
-            assert!(!told.said().contains(password), "{args:?}: {told:?}");
+            let finished = world.run(&[&["-vv"], *args].concat());
+            assert!(!finished.output_text().contains(password), "{args:?}: {finished:?}");
         }
         for args in [&["lead", "m", "--", "touch", "led"][..], &["watch", "m"]] {
             let mut running = world.spawn(&[&["-vv"], args].concat());
-            until_true("words", || running.err().lines().count() + running.out().lines().count() > 1);
+            until_true("output", || running.err().lines().count() + running.out().lines().count() > 1);
             running.signal(Signal::TERM);
             running.status();
-            let said = running.out() + &running.err();
-            assert!(!said.contains(password), "{args:?}: {said}");
+            let text = running.out() + &running.err();
+            assert!(!text.contains(password), "{args:?}: {text}");
         }
     }
 
     #[test]
-    fn postgres_answers_and_its_password_is_told_nowhere() {
-        assert_kept("SIMBA_TCK_POSTGRES");
+    fn postgres_password_is_shown_nowhere() {
+        assert_password_hidden("SIMBA_TCK_POSTGRES");
     }
 
     #[test]
-    fn mysql_answers_and_its_password_is_told_nowhere() {
-        assert_kept("SIMBA_TCK_MARIADB");
+    fn mysql_password_is_shown_nowhere() {
+        assert_password_hidden("SIMBA_TCK_MARIADB");
     }
 }

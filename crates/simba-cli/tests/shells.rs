@@ -1,4 +1,4 @@
-//! Completions that load, manual pages that render, help with examples.
+//! Shell completions, manual pages, and help with examples.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -30,9 +30,9 @@ fn script(world: &World, shell: &str, file: &str) {
     fs::write(world.path(file), script).unwrap();
 }
 
-/// Runs a program of a shell in the folder of the world.
+/// Runs a shell in the directory of the world. Returns its output.
 #[track_caller]
-fn said(world: &World, mut shell: Command) -> String {
+fn stdout_of(world: &World, mut shell: Command) -> String {
     shell.current_dir(world.dir.path()).env("HOME", world.dir.path()).env_remove("XDG_CONFIG_HOME");
     let output = common::output(&mut shell).unwrap();
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -50,28 +50,28 @@ fn bash_completes() {
                     words simba ''; words simba sched; words simba run --max";
     let mut bash = tool("bash");
     bash.args(["--norc", "-c", complete]);
-    let told = said(&world, bash);
-    let lines: Vec<&str> = told.lines().collect();
-    assert!(COMMANDS.iter().all(|command| lines[0].split(' ').any(|word| word == *command)), "{told}");
-    assert_eq!((lines[1].trim(), lines[2].trim()), ("schedule", "--max-hold"), "{told}");
+    let output = stdout_of(&world, bash);
+    let lines: Vec<&str> = output.lines().collect();
+    assert!(COMMANDS.iter().all(|command| lines[0].split(' ').any(|word| word == *command)), "{output}");
+    assert_eq!((lines[1].trim(), lines[2].trim()), ("schedule", "--max-hold"), "{output}");
 }
 
-/// Those that need programs which few machines have.
+/// Tests of programs that are not installed everywhere.
 mod with_tools {
     use super::*;
 
     #[test]
-    fn zsh_loads_them() {
+    fn zsh_loads_completions() {
         let world = World::new();
         script(&world, "zsh", "_simba");
         let load = "fpath=($PWD $fpath); autoload -Uz compinit; compinit -u -D; \
                     [[ ${_comps[simba]} == _simba ]] || exit 1; autoload +X _simba; echo ${+functions[_simba]}";
         let mut zsh = tool("zsh");
         zsh.args(["-f", "-c", load]);
-        assert_eq!(said(&world, zsh).trim(), "1");
+        assert_eq!(stdout_of(&world, zsh).trim(), "1");
         let mut zsh = tool("zsh");
         zsh.args(["-n", "./_simba"]);
-        said(&world, zsh);
+        stdout_of(&world, zsh);
     }
 
     #[test]
@@ -81,17 +81,17 @@ mod with_tools {
         let load = "source ./simba.fish; complete -C 'simba '; echo ==; complete -C 'simba run --max'";
         let mut fish = tool("fish");
         fish.args(["--no-config", "-c", load]);
-        let told = said(&world, fish);
-        let (commands, options) = told.split_once("==\n").unwrap();
+        let output = stdout_of(&world, fish);
+        let (commands, options) = output.split_once("==\n").unwrap();
         assert!(
             COMMANDS.iter().all(|command| commands.lines().any(|line| line.starts_with(command))),
-            "{told}"
+            "{output}"
         );
-        assert!(options.contains("--max-hold"), "{told}");
+        assert!(options.contains("--max-hold"), "{output}");
     }
 
     #[test]
-    fn manual_pages_render_without_a_complaint() {
+    fn manual_pages_render_without_errors() {
         let world = World::new();
         let _ = tool("mandoc");
         for page in [None].into_iter().chain(COMMANDS.map(Some)) {
@@ -99,18 +99,18 @@ mod with_tools {
             fs::write(world.path("page.1"), world.run(&args).expect(0).out).unwrap();
             let mut lint = Command::new("mandoc");
             lint.args(["-T", "lint", "-W", "error", "page.1"]);
-            said(&world, lint);
+            stdout_of(&world, lint);
             let mut man = tool("man");
             man.args(["-l", "page.1"]).env("MANPAGER", "cat").env("MANWIDTH", "80").env("LC_ALL", "C.UTF-8");
-            let text = said(&world, man);
+            let text = stdout_of(&world, man);
             let name = page.map_or("simba".into(), |page| format!("simba-{page}"));
             assert!(text.contains("NAME") && text.contains(&name), "{page:?}: {text}");
-            assert!(text.contains("xample"), "{page:?} has examples: {text}");
+            assert!(text.contains("xample"), "{page:?} has no examples: {text}");
         }
     }
 }
 
-/// What we have broken into lines ourselves, for a terminal of the usual width: the end of a help.
+/// Returns the end of a help text, whose lines we break ourselves, for a terminal of the usual width.
 fn examples(help: &str) -> impl Iterator<Item = &str> {
     help.lines().skip_while(|line| !line.starts_with("  -h, --help")).skip(1)
 }
@@ -128,9 +128,9 @@ fn every_command_has_help_with_an_example() {
     assert!(examples(&help).all(|line| line.chars().count() <= 84), "{help}");
     assert!(COMMANDS.iter().all(|command| help.contains(command)));
     assert!(world.run(&["--version"]).expect(0).out.starts_with("simba "));
-    // Nothing typed is a question.
+    // A call without arguments prints the help.
     let mut bare = world.bare();
     bare.args::<[&str; 0], &str>([]);
-    let asked = world.start(bare).wait().expect(2);
-    assert!(asked.err.contains("Examples:"), "{asked:?}");
+    let help = world.start(bare).wait().expect(2);
+    assert!(help.err.contains("Examples:"), "{help:?}");
 }

@@ -1,4 +1,4 @@
-//! A program without async: the engine runs on a thread of its own.
+//! A program without async: the engine runs on a separate thread.
 //!
 //! `cargo run -p simba-core --example blocking`
 

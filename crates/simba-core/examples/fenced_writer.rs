@@ -1,4 +1,4 @@
-//! A resource that refuses a stale holder: what a fencing token is for.
+//! A resource that rejects a stale holder by its fencing token.
 //!
 //! `cargo run -p simba-core --example fenced_writer`
 
@@ -7,7 +7,7 @@
 use simba_core::operate::EvictIf;
 use simba_core::{FencingToken, MemoryBackend, MutexName, Result, Simba};
 
-/// Remembers the greatest token it has seen and refuses smaller ones. A table does the same with
+/// Stores the greatest token of all writes and rejects smaller ones. A table does the same with
 /// `UPDATE … SET token = ? WHERE token <= ?`.
 #[derive(Default)]
 struct Ledger {
@@ -35,7 +35,7 @@ async fn main() -> Result<()> {
     let stale = one.locker("ledger").lock().await?;
     assert!(ledger.write(stale.token(), "from one"));
 
-    // An operator frees the mutex out of band: until its next renewal the holder believes that it holds.
+    // An operator frees the mutex. The old holder keeps running until its next renewal fails.
     one.operate()?.evict(&MutexName::new("ledger")?, EvictIf::Any).await?;
     let current = other.locker("ledger").lock().await?;
     assert!(ledger.write(current.token(), "from the other"));

@@ -1,4 +1,4 @@
-//! Leading through callbacks: gained, stepped down, gained again, stopped.
+//! Leader election with callbacks: acquire, step down, acquire again, stop.
 //!
 //! `cargo run -p simba-core --example leader`
 

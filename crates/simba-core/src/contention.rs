@@ -1,4 +1,4 @@
-//! Leading: contend for ever, be told when it is your turn and when it is over.
+//! Leader election: contends until stopped, and notifies a contender of every gain and loss.
 
 use std::fmt;
 use std::future::Future;
@@ -9,22 +9,21 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use crate::engine::{Driver, Link, Mode, Order};
+use crate::engine::{Core, Driver, DriverConfig, Link, Mode, Settings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::simba::Core;
 use crate::tenure::Tenure;
 use crate::types::{ContenderId, Label, Lease, MutexName, MutexOwner, MutexState};
 
 /// Is notified when it gains the mutex, when it should stop, and when it has lost the mutex.
 ///
-/// Every `on_acquired` is followed by exactly one `on_released` of the same tenure, in order, even when the
-/// first takes longer than the tenure. Between the two comes at least one `on_expiring`. A tenure that came and
-/// went while a callback was busy is skipped altogether. Callbacks run beside the engine: however long they
-/// take, renewals go on.
+/// Every `on_acquired` is followed by exactly one `on_released` of the same tenure, in order, even if the
+/// first takes longer than the tenure. Between the two there is at least one `on_expiring`. A tenure that began and
+/// ended while a callback was running is skipped. Callbacks run in a separate task: however long they
+/// take, renewals continue.
 ///
-/// Callbacks run one at a time, since each has `&mut self`. One that comes due while another runs is called
-/// right after it. So an `on_acquired` that returns late must itself watch [`Tenure::expiring`], which
-/// completes on time in any case, or do its work under [`Tenure::run`].
+/// Callbacks run one at a time, since each has `&mut self`. A callback that is due while another runs is called
+/// right after it. So an `on_acquired` that returns late must await [`Tenure::expiring`], which
+/// always completes on time, or do its work under [`Tenure::run`].
 ///
 /// A graceful stop waits for the callbacks, until the deadline at most, before it frees the mutex.
 ///
@@ -50,25 +49,27 @@ use crate::types::{ContenderId, Label, Lease, MutexName, MutexOwner, MutexState}
     note = "implement `on_acquired` and `on_released`, or use `Contention::acquired` without callbacks"
 )]
 pub trait Contender: Send + 'static {
-    /// The mutex was gained; `state` is the change of owners.
+    /// Called when the mutex was acquired; `state` is the change of owners.
     fn on_acquired(&mut self, tenure: &Tenure, state: &MutexState) -> impl Future<Output = ()> + Send;
 
-    /// Stops the work, which the mutex may soon not cover any more: it is called when [`Tenure::expiring`]
-    /// completes, which is `grace` before the deadline even while the store hangs, or when the end is announced.
+    /// Called when the work should stop. That is when [`Tenure::expiring`]
+    /// completes: `grace` before the deadline even while the store hangs, or when the end is announced.
     ///
-    /// A renewal may still succeed. Then the tenure goes on, [`Tenure::is_expiring`] is false again, and this is
+    /// A renewal may still succeed. Then the tenure stays valid, [`Tenure::is_expiring`] is false again, and this is
     /// called again before the next deadline. Does nothing by default.
     fn on_expiring(&mut self, tenure: &Tenure) -> impl Future<Output = ()> + Send {
         let _ = tenure;
         std::future::ready(())
     }
 
-    /// The tenure is over, or its end is announced and the work under [`Tenure::run`] has ended: stop what
-    /// else depends on it before returning.
+    /// Called when the tenure has ended, or its end is announced and the work under [`Tenure::run`] has ended. Stop
+    /// everything else that depends on the tenure before returning.
     fn on_released(&mut self, tenure: &Tenure, state: &MutexState) -> impl Future<Output = ()> + Send;
 }
 
-/// Contends for one mutex for as long as it is started: tenure after tenure, through every outage.
+/// Contends for one mutex from start to stop, again after every tenure and through every outage.
+///
+/// Settings take effect at the next [`start`](Self::start): one that is changed while it runs applies after a stop.
 ///
 /// # Drop
 ///
@@ -101,20 +102,20 @@ pub struct Contention {
 
 type SharedContender = Arc<tokio::sync::Mutex<Box<dyn ErasedContender>>>;
 
-/// One start. Dropping it asks its driver to stop.
+/// The driver of one start. Dropping it stops the driver.
 struct Running {
     link: Link,
 }
 
-/// Where a contention stands.
+/// The status of a contention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
-    /// Not started, stopped, or ended by an error that [`Contention::last_error`] tells.
+    /// Not started, stopped, or ended by an error that [`Contention::last_error`] returns.
     Idle,
     /// Contending or leading.
     Running,
-    /// Asked to stop and not through with it.
+    /// A stop was requested and is not complete.
     Stopping,
 }
 
@@ -131,7 +132,7 @@ impl Contention {
         }
     }
 
-    /// Calls this contender back.
+    /// Sets the contender whose callbacks are called.
     pub fn with_contender(self, contender: impl Contender) -> Self {
         let contender: Box<dyn ErasedContender> = Box::new(contender);
         Self { contender: Some(Arc::new(tokio::sync::Mutex::new(contender))), ..self }
@@ -142,23 +143,23 @@ impl Contention {
         Self { lease, ..self }
     }
 
-    /// Begins the contender's ids with this label. See [`Locker::with_label`](crate::Locker::with_label). A wrong
+    /// Sets the label of the contender's ids. See [`Locker::with_label`](crate::Locker::with_label). An invalid
     /// label is an error of the start.
     pub fn with_label(self, label: impl AsRef<str>) -> Self {
         Self { label: Label::new(label.as_ref()).map(Some), ..self }
     }
 
-    /// Waits this long after a start before it first contends, to stagger a cold start; default zero.
+    /// Sets the delay between a start and the first call to the store, to stagger a cold start; default zero.
     pub fn with_initial_delay(self, initial_delay: Duration) -> Self {
         Self { initial_delay, ..self }
     }
 
-    /// Starts contending, after a stop that is not through if there is one. Does nothing if it runs already.
-    /// It contends for as long as this value lives.
+    /// Starts contending. If a stop is not complete, the first call to the store follows it. Does nothing if it runs
+    /// already. It contends until this value is dropped.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] for a wrong name or label or outside a runtime, [`ErrorKind::Closed`] after a
+    /// [`ErrorKind::Invalid`] for an invalid name or label or outside a runtime, [`ErrorKind::Closed`] after a
     /// shutdown.
     pub fn start(&self) -> Result<()> {
         let mutex = self.name.clone()?;
@@ -168,17 +169,10 @@ impl Contention {
             return Ok(());
         }
         let link = Link::new();
-        let order = Order {
-            mutex,
-            label,
-            lease: self.lease,
-            mode: Mode::Forever,
-            initial_delay: self.initial_delay,
-            max_hold: None,
-            min_hold: Duration::ZERO,
-        };
-        // A stop that is not through goes first.
-        Driver::start(&self.core, order, &link, running.as_ref().map(|running| running.link.clone()))?;
+        let settings = Settings::new(Mode::Forever, self.lease);
+        let config = DriverConfig { mutex, label, settings, initial_delay: self.initial_delay };
+        // A stop that is not complete goes first.
+        Driver::start(&self.core, config, &link, running.as_ref().map(|running| running.link.clone()))?;
         if let Some(contender) = &self.contender {
             self.core.spawn_detached(dispatch(Arc::clone(contender), link.clone()))?;
         }
@@ -186,17 +180,17 @@ impl Contention {
         Ok(())
     }
 
-    /// Stops contending: tells the work to stop, waits for it until the deadline at most, calls
-    /// `on_released`, frees the mutex and wakes the next. May be called in any state, any number of times; from
-    /// within a callback or the work itself it would wait for its caller until the deadline.
+    /// Stops contending: notifies the work to stop, waits for it until the deadline at most, calls
+    /// `on_released`, frees the mutex and wakes the next waiter. May be called in any state, any number of times. A
+    /// call from within a callback or the work itself would wait for its caller until the deadline.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unavailable`] if the store did not confirm; the lease then runs out by itself.
+    /// [`ErrorKind::Unavailable`] if the store did not confirm; the mutex then stays held until its lease ends.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call goes on in the background.
+    /// A dropped call continues in the background.
     pub async fn stop(&self) -> Result<()> {
         let Some(link) = self.link() else { return Ok(()) };
         if link.is_done() {
@@ -206,22 +200,22 @@ impl Contention {
         link.done().await
     }
 
-    /// Gives the mutex up in order and stays away for `cooldown`, so that another can lead.
+    /// Releases the mutex gracefully and does not contend for `cooldown`, so that another contender can lead.
     pub fn step_down(&self, cooldown: Duration) {
         if let Some(link) = self.link() {
             link.step_down(cooldown);
         }
     }
 
-    /// Waits until this contender holds the mutex; at once if it does.
+    /// Waits until this contender holds the mutex. Completes at once if it does.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Closed`] if it is not started or was stopped; what ended it otherwise.
+    /// [`ErrorKind::Closed`] if it is not started or was stopped, else the error that ended it.
     ///
     /// # Cancel safety
     ///
-    /// Only listens.
+    /// Cancel safe: dropping it has no effect.
     pub async fn acquired(&self) -> Result<Tenure> {
         let closed = || Error::new(ErrorKind::Closed, "the contention is not running: start it first");
         let Some(link) = self.link() else { return Err(closed()) };
@@ -231,62 +225,107 @@ impl Contention {
         })
     }
 
-    /// Where it stands.
+    /// Starts contending and runs `work` in every tenure, until a run completes. Then stops, frees the mutex, and returns
+    /// the output of that run.
+    ///
+    /// A run that its tenure does not outlast is dropped, as by [`Tenure::run`], and the next tenure begins another one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start) and [`acquired`](Self::acquired): [`ErrorKind::Closed`] once the contention is
+    /// stopped. That of [`stop`](Self::stop) if the store did not confirm the release.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the call drops the work. The contention goes on until it is stopped or dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> simba_core::Result<()> {
+    /// # let simba = simba_core::Simba::new(simba_core::MemoryBackend::new());
+    /// let leader = simba.contend("orders");
+    /// let token = leader.lead(|tenure| async move { tenure.token() }).await?;
+    /// println!("led under token {token}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn lead<W, F>(&self, mut work: W) -> Result<F::Output>
+    where
+        W: FnMut(Tenure) -> F,
+        F: Future,
+    {
+        self.start()?;
+        loop {
+            let tenure = self.acquired().await?;
+            if let Ok(output) = tenure.run(work(tenure.clone())).await {
+                self.stop().await?;
+                return Ok(output);
+            }
+            // The work was dropped before the deadline. A late renewal keeps the tenure, otherwise the next one begins.
+            if !tenure.renewed().await {
+                tenure.lost().await;
+            }
+        }
+    }
+
+    /// Returns the status.
     #[must_use]
     pub fn status(&self) -> Status {
         self.running().as_ref().map_or(Status::Idle, Running::status)
     }
 
-    /// The current tenure, if this contender holds the mutex.
+    /// Returns the current tenure, if this contender holds the mutex.
     #[must_use]
     pub fn tenure(&self) -> Option<Tenure> {
         self.link()?.tenure().filter(Tenure::is_held)
     }
 
-    /// Whether this contender holds the mutex at this moment, in its ttl or in the transition after it.
+    /// Returns whether this contender holds the mutex now, in its ttl or in the transition after it.
     #[must_use]
     pub fn is_owner(&self) -> bool {
         self.tenure().is_some()
     }
 
-    /// Whether this contender holds the mutex and its ttl is not over: the renewals come through.
+    /// Returns whether this contender holds the mutex and its ttl has not ended, so renewals succeed.
     #[must_use]
     pub fn is_in_ttl(&self) -> bool {
         self.is_owner() && self.owner().is_in_ttl(self.core.clock.now())
     }
 
-    /// The owner as last seen, this contender or another.
+    /// Returns the owner in the last answer of the store, this contender or another.
     #[must_use]
     pub fn owner(&self) -> MutexOwner {
         self.link().map_or(MutexOwner::none(), |link| link.owner())
     }
 
-    /// The last change of owners that this contender saw.
+    /// Returns the last change of owners that this contender observed.
     #[must_use]
     pub fn state(&self) -> MutexState {
         self.link().map_or(MutexState::none(), |link| link.state())
     }
 
-    /// Returns the label of its ids, if it has one.
+    /// Returns the label of the contender's ids, if one is set.
     #[must_use]
     pub fn label(&self) -> Option<&str> {
         self.label.as_ref().ok()?.as_ref().map(Label::as_str)
     }
 
-    /// Returns the id that it contends under: a new one after every start and every step-down.
+    /// Returns the contender's id: a new one after every start and every step-down.
     #[must_use]
     pub fn id(&self) -> Option<ContenderId> {
         self.link()?.contender()
     }
 
-    /// What went wrong in the last call to the store; `None` once one succeeds.
+    /// Returns the error of the last call to the store; `None` if it succeeded.
     #[must_use]
     pub fn last_error(&self) -> Option<Error> {
         self.link().and_then(|link| link.error())
     }
 
-    /// Asks for a stop without waiting for it.
-    pub(crate) fn stop_soon(&self) {
+    /// Requests a stop without waiting for it.
+    pub(crate) fn request_stop(&self) {
         if let Some(link) = self.link() {
             link.stop();
         }
@@ -307,7 +346,7 @@ impl Contention {
 
 impl Running {
     fn status(&self) -> Status {
-        match (self.link.is_done(), self.link.is_wanted()) {
+        match (self.link.is_done(), self.link.is_active()) {
             (true, _) => Status::Idle,
             (false, true) => Status::Running,
             (false, false) => Status::Stopping,
@@ -333,7 +372,7 @@ impl fmt::Debug for Contention {
 
 // ===== callbacks =====
 
-/// [`Contender`] behind a pointer.
+/// The object-safe form of [`Contender`].
 trait ErasedContender: Send {
     fn acquired<'a>(&'a mut self, tenure: &'a Tenure, state: &'a MutexState) -> Callback<'a>;
     fn expiring<'a>(&'a mut self, tenure: &'a Tenure) -> Callback<'a>;
@@ -356,38 +395,38 @@ impl<C: Contender> ErasedContender for C {
     }
 }
 
-/// Calls the contender back for every tenure of the driver behind `link`, one after the other.
+/// Calls the contender's callbacks for every tenure of the driver of `link`, one after the other.
 async fn dispatch(contender: SharedContender, link: Link) {
-    // A restart waits here for the last callback of the run before.
+    // After a restart, waits here for the last callback of the previous run.
     let mut contender = contender.lock().await;
     let mut last = None;
     while let Some((tenure, state)) = link.next(last.as_ref()).await {
-        // A graceful end waits for this work, so the mutex is freed after `on_released` only.
+        // A graceful end waits for this work, so the mutex is freed only after `on_released`.
         if let Some(work) = tenure.begin() {
-            reported(&tenure, async { contender.acquired(&tenure, &state).await }).await;
+            run_callback(&tenure, async { contender.acquired(&tenure, &state).await }).await;
             loop {
                 tenure.expiring().await;
-                reported(&tenure, async { contender.expiring(&tenure).await }).await;
+                run_callback(&tenure, async { contender.expiring(&tenure).await }).await;
                 if !tenure.renewed().await {
                     break;
                 }
             }
-            work.alone().await;
+            work.others_ended().await;
             let state = MutexState::new(state.after, other_owner(&link, &tenure));
-            reported(&tenure, async { contender.released(&tenure, &state).await }).await;
+            run_callback(&tenure, async { contender.released(&tenure, &state).await }).await;
         }
         last = Some(tenure);
     }
 }
 
-/// Who owns the mutex after `tenure`, as far as it is known: not its own holder.
+/// Returns the owner of the mutex after `tenure`, if it is known and not the holder of `tenure`.
 fn other_owner(link: &Link, tenure: &Tenure) -> MutexOwner {
     let owner = link.owner();
     if owner.is_owner(tenure.contender()) { MutexOwner::none() } else { owner }
 }
 
-/// A panic of a callback is reported and ends nothing else.
-async fn reported(tenure: &Tenure, callback: impl Future<Output = ()> + Send) {
+/// Runs a callback and logs its panic, which ends nothing else.
+async fn run_callback(tenure: &Tenure, callback: impl Future<Output = ()> + Send) {
     if AssertUnwindSafe(callback).catch_unwind().await.is_err() {
         tracing::error!(mutex = %tenure.mutex(), contender = %tenure.contender(), "a contender's callback panicked");
     }

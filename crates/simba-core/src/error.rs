@@ -1,4 +1,4 @@
-//! The one error type of all crates: opaque, with a kind to match on and the context a person needs.
+//! The error type of all crates: opaque, with a kind to match on and with context for a person.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -6,37 +6,37 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::types::{ContenderId, MutexName};
+use crate::types::{ContenderId, Loss, MutexName};
 
-/// A result whose error is [`Error`] unless said otherwise.
+/// A result whose error is [`Error`] by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, coarse enough to decide what to do next.
+/// The kind of an error, coarse enough to decide what to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The caller's input is wrong: a name, an id, a duration, a URL, a cron line. Permanent.
+    /// The caller's input is wrong: a name, an id, a duration, a URL, a cron expression. Permanent.
     Invalid,
     /// The store or its schema is not set up as needed. Permanent until the setup is fixed.
     Config,
-    /// The store refused: credentials or rights. Permanent until mended.
+    /// The store denied access: credentials or rights. Permanent until they are fixed.
     Denied,
     /// The store cannot be reached or did not answer in time. Transient.
     Unavailable,
-    /// The store holds or answered something that is not ours. Permanent until mended.
+    /// The store has data or sent an answer that is not Simba's. Permanent until the store is fixed.
     Protocol,
-    /// The caller's own wait ran out: the mutex is held by another.
+    /// The caller's timeout has passed, and another contender holds the mutex.
     Timeout,
     /// The mutex was lost while the operation needed it.
     Lost,
-    /// The locker holds or awaits its mutex already; it does not re-enter.
+    /// The locker already holds or waits for its mutex; it is not re-entrant.
     Reentered,
     /// The handle was stopped or shut down.
     Closed,
 }
 
 impl ErrorKind {
-    /// Short lower-case name for logs and metrics.
+    /// Returns a short lower-case name for logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -85,30 +85,39 @@ struct Inner {
     backend: Option<&'static str>,
     mutex: Option<MutexName>,
     holder: Option<ContenderId>,
+    loss: Option<Loss>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 impl Error {
-    /// An error of this kind. The message is lower case, without a full stop, and says what to do.
+    /// Creates an error of this kind. The message is lower case, without a full stop, and says what to do.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        let inner =
-            Inner { kind, message: message.into(), backend: None, mutex: None, holder: None, source: None };
-        Self { inner: Arc::new(inner) }
+        let (backend, mutex, holder, loss, source) = (None, None, None, None, None);
+        Self {
+            inner: Arc::new(Inner { kind, message: message.into(), backend, mutex, holder, loss, source }),
+        }
     }
 
-    /// Bad input: [`ErrorKind::Invalid`].
+    /// Creates an error for bad input: [`ErrorKind::Invalid`].
     pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Invalid, message)
     }
 
-    /// Keeps the cause.
+    /// Creates an error for the end of a tenure: [`ErrorKind::Lost`].
+    pub(crate) fn lost(loss: Loss) -> Self {
+        let mut error = Self::new(ErrorKind::Lost, format!("the mutex is lost: {loss}"));
+        Arc::make_mut(&mut error.inner).loss = Some(loss);
+        error
+    }
+
+    /// Sets the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Arc::make_mut(&mut self.inner).source = Some(Arc::from(source.into()));
         self
     }
 
-    /// Says which backend it happened on, unless it is known already.
+    /// Sets the backend, unless it is set already.
     #[must_use]
     pub fn with_backend(mut self, backend: &'static str) -> Self {
         if self.inner.backend.is_none() {
@@ -117,7 +126,7 @@ impl Error {
         self
     }
 
-    /// Says which mutex it is about, unless it is known already.
+    /// Sets the mutex, unless it is set already.
     #[must_use]
     pub fn with_mutex(mut self, mutex: &MutexName) -> Self {
         if self.inner.mutex.is_none() {
@@ -126,41 +135,47 @@ impl Error {
         self
     }
 
-    /// Names who holds the mutex.
+    /// Sets the holder of the mutex.
     #[must_use]
     pub fn with_holder(mut self, holder: ContenderId) -> Self {
         Arc::make_mut(&mut self.inner).holder = Some(holder);
         self
     }
 
-    /// What went wrong.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.inner.kind
     }
 
-    /// Whether the same call may succeed later without anyone mending anything.
+    /// Returns whether the same call may succeed later without a change by a person.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         self.inner.kind == ErrorKind::Unavailable
     }
 
-    /// The backend it happened on, as [`Backend::name`](crate::Backend::name) gives it.
+    /// Returns the name of the backend, as in [`Backend::name`](crate::spi::Backend::name).
     #[must_use]
     pub fn backend(&self) -> Option<&'static str> {
         self.inner.backend
     }
 
-    /// The mutex it is about.
+    /// Returns the mutex.
     #[must_use]
     pub fn mutex(&self) -> Option<&MutexName> {
         self.inner.mutex.as_ref()
     }
 
-    /// Who held the mutex when it was refused.
+    /// Returns the holder of the mutex at the time of a refusal.
     #[must_use]
     pub fn holder(&self) -> Option<&ContenderId> {
         self.inner.holder.as_ref()
+    }
+
+    /// Returns why the tenure ended, if this is an error of kind [`ErrorKind::Lost`].
+    #[must_use]
+    pub fn loss(&self) -> Option<&Loss> {
+        self.inner.loss.as_ref()
     }
 }
 
@@ -182,13 +197,14 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { kind, message, backend, mutex, holder, source } = &*self.inner;
+        let Inner { kind, message, backend, mutex, holder, loss, source } = &*self.inner;
         f.debug_struct("Error")
             .field("kind", kind)
             .field("message", message)
             .field("backend", backend)
             .field("mutex", mutex)
             .field("holder", holder)
+            .field("loss", loss)
             .field("source", source)
             .finish()
     }
@@ -222,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_context_wins() {
+    fn first_backend_is_kept() {
         let error = Error::new(ErrorKind::Denied, "no").with_backend("redis").with_backend("memory");
         assert_eq!(error.backend(), Some("redis"));
     }

@@ -1,4 +1,4 @@
-//! A distributed mutex, leader election and leader-gated scheduling, on the store that a team already runs.
+//! Distributed mutex, leader election and scheduled jobs on the leader, on the store that a team already runs.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -7,71 +7,70 @@
 //!
 //! let simba = Simba::new(MemoryBackend::new());
 //! let guard = simba.locker("orders").lock().await?;
-//! println!("ours, with token {}", guard.token());
+//! println!("acquired with token {}", guard.token());
 //! guard.release().await?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! # What it promises, and what not
+//! # Guarantees and their limits
 //!
 //! At most one *valid* holder of a mutex at any instant, as long as clocks run at the same rate within a margin
 //! and the store keeps its writes. Validity is a deadline: [`Guard::is_held`] and [`Tenure::is_held`] read a
-//! clock that goes on through suspend. A holder learns of a loss before another can hold, in two steps:
-//! [`Tenure::expiring`], then [`Tenure::lost`], on time while the store hangs.
+//! clock that does not stop in suspend. A holder is notified of a loss before another can hold, in two steps:
+//! [`Tenure::expiring`], then [`Tenure::lost`], both on time while the store hangs.
 //!
-//! No lease covers a pause between the check and the write. For that there is a [`FencingToken`] with every
-//! tenure, which grows with every acquisition: hand it to the resource, and let that refuse smaller ones.
+//! No lease covers a pause between the check and the write. Every tenure has a [`FencingToken`] for that, which
+//! increases with every acquisition: pass it to the resource, which rejects smaller ones.
 //!
-//! # What to use when
+//! # Which type to use
 //!
-//! | you want to | use |
+//! | task | types |
 //! |---|---|
 //! | run code on one machine at a time | [`Simba::locker`] → [`Locker`] → [`Guard`] |
-//! | lead, and be told when you do not | [`Simba::contend`] → [`Contention`], [`Contender`], [`Tenure`] |
+//! | lead, and be notified of gain and loss | [`Simba::contend`] → [`Contention`], [`Contender`], [`Tenure`] |
 //! | run a job on the leader only | [`Simba::scheduler`] → [`Scheduler`], [`Schedule`], [`Job`] |
-//! | know who leads without taking part | [`Simba::observe`] → [`Observer`], [`View`] |
+//! | observe the leader without contending | [`Simba::observe`] → [`Observer`], [`View`] |
 //! | the same without async | [`blocking`] |
-//! | list, read, evict, probe | [`Simba::operate`] → [`Operate`] |
-//! | bring your own store | [`Backend`] and [`Session`] |
+//! | list, read, evict, probe | [`Simba::operate`] → [`Operate`](spi::Operate) |
+//! | implement a backend | [`Backend`](spi::Backend) and [`Session`](spi::Session) |
 //!
 //! # Runtime
 //!
-//! The engine runs on tokio: on the runtime of the caller, or on one given to [`SimbaBuilder::runtime`]. Dropping a
-//! future neither leaks a mutex nor frees one that is in use. Most futures only listen to the engine. Two also do
-//! work while they are polled: a lock makes its first call to the store in the task of its caller, and
-//! [`Guard::release`] its last one. A dropped one continues in a task of the engine.
+//! The engine runs on tokio: on the runtime of the caller, or on the one given to [`SimbaBuilder::with_runtime`]. Dropping a
+//! future neither leaks a mutex nor frees one that is in use. Most futures only wait for the engine. Two also make
+//! calls while they are polled: a lock makes its first call to the store in the caller's task, and [`Guard::release`]
+//! of a short hold its last one. If such a future is dropped, the call continues in a task of the engine.
 //!
 //! # Features
 //!
-//! | feature | default | what |
+//! | feature | default | contents |
 //! |---|---|---|
 //! | `cron` | yes | `Schedule::cron`, with time zones |
 //! | `metrics` | no | counters and histograms through the `metrics` facade, see below |
 //!
-//! # What can be observed
+//! # Tracing and metrics
 //!
-//! Events of `tracing` have the fields `mutex`, `contender`, `token`, `loss` and `error`. With the feature
-//! `metrics` there are, each with a label `backend`:
+//! Events of `tracing` have the fields `mutex`, `contender`, `token`, `loss` and `error`. The feature
+//! `metrics` adds these metrics, each with a label `backend`:
 //!
-//! | name | what |
+//! | name | meaning |
 //! |---|---|
-//! | `simba_wait_seconds` | how long lockers waited |
-//! | `simba_hold_seconds` | how long tenures lasted |
-//! | `simba_renewal_seconds` | how long renewals took |
-//! | `simba_renewal_slack_seconds` | how much of the lease was left when a renewal was answered |
+//! | `simba_wait_seconds` | wait time of lockers |
+//! | `simba_hold_seconds` | duration of tenures |
+//! | `simba_renewal_seconds` | duration of renewals |
+//! | `simba_renewal_slack_seconds` | time left to the deadline when a renewal was answered |
 //! | `simba_acquisitions_total` | tenures that began |
 //! | `simba_losses_total` | tenures that ended, by `reason` |
 //! | `simba_store_errors_total` | calls to the store that failed, by `kind` |
 
-pub mod backend;
+mod backend;
 pub mod blocking;
 pub mod clock;
-mod closing;
 mod contention;
+mod delegate;
 mod engine;
 mod error;
-mod hub;
 mod locker;
 mod memory;
 mod observer;
@@ -83,24 +82,21 @@ pub mod seeded;
 #[cfg(not(simba_bugs))]
 mod seeded;
 mod simba;
+pub mod spi;
 mod telemetry;
 mod tenure;
 mod types;
 mod url;
+mod wakeups;
 mod watched;
 
-pub use async_trait::async_trait;
-pub use backend::{Answer, Backend, Claim, Holding, Intent, Ownership, Prior, Session};
-pub use clock::{Clock, Moment, SystemClock, TokioClock, within};
+pub use clock::{Clock, Moment, SystemClock, TokioClock};
 pub use contention::{Contender, Contention, Status};
 pub use error::{Error, ErrorKind, Result};
-pub use hub::{Demand, Hub, Listener};
 pub use locker::{Guard, Locker};
 pub use memory::MemoryBackend;
 pub use observer::{Observer, View};
-pub use operate::Operate;
 pub use scheduler::{Job, Progress, Schedule, Scheduler};
 pub use simba::{Simba, SimbaBuilder};
-pub use tenure::{Loss, Tenure};
-pub use types::{ContenderId, FencingToken, Lease, MutexName, MutexOwner, MutexState};
-pub use url::{ConnectUrl, Host};
+pub use tenure::Tenure;
+pub use types::{ContenderId, FencingToken, Lease, Loss, MutexName, MutexOwner, MutexState};

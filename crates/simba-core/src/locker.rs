@@ -1,4 +1,4 @@
-//! A mutex in the manner of `std` and tokio: lock, guard, release.
+//! A mutex with the interface of `std` and tokio: lock, guard, release.
 
 use std::fmt;
 use std::future::Future;
@@ -6,19 +6,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::clock::{Moment, within};
-use crate::engine::{Driver, Link, Mode, Order, Ride};
+use crate::delegate::delegate;
+use crate::engine::{Core, Driver, DriverConfig, Inline, Link, Mode, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
-use crate::simba::Core;
 use crate::telemetry;
-use crate::tenure::{Loss, Tenure, Work};
-use crate::types::{ContenderId, FencingToken, Label, Lease, MutexName, MutexOwner};
+use crate::tenure::{Tenure, Work};
+use crate::types::{ContenderId, FencingToken, Label, Lease, Loss, MutexName, MutexOwner};
 
 /// Locks one mutex, one guard at a time.
 ///
-/// Not re-entrant and not `Clone`: a second lock while a guard lives or a lock is awaited is refused with
-/// [`ErrorKind::Reentered`] instead of waiting for itself. Two lockers of one name contend as two processes
-/// would.
+/// Not re-entrant and not `Clone`: a second lock while a guard exists or a lock is awaited fails with
+/// [`ErrorKind::Reentered`] instead of waiting for itself. Two lockers of one name contend like two processes.
 ///
 /// # Examples
 ///
@@ -65,10 +64,11 @@ impl Locker {
         Self { lease, ..self }
     }
 
-    /// Begins the contender's ids with this label instead of the process and host: `<label>.<12 random characters>`.
+    /// Sets the label of the contender's ids, which replaces process and host: `<label>.<12 random characters>`.
     ///
     /// Every lock contends under a new id, whatever the label, so two lockers with one label never share a hold. A
-    /// label is 1 to 19 characters of `a-z 0-9 . _ : -`. A wrong one is an error of the first lock and is never cut.
+    /// label is 1 to 19 characters of `a-z 0-9 . _ : -`. An invalid label is an error of the first lock and is never
+    /// truncated.
     ///
     /// # Examples
     ///
@@ -87,21 +87,21 @@ impl Locker {
         Self { label: Label::new(label.as_ref()).map(Some), ..self }
     }
 
-    /// Gives the mutex up after `max_hold` at the latest, should the work hang while renewals go on.
+    /// Limits a hold to `max_hold`, in case the work hangs while renewals succeed.
     #[must_use]
     pub fn with_max_hold(self, max_hold: Duration) -> Self {
         Self { max_hold: Some(max_hold), ..self }
     }
 
-    /// Keeps the mutex for `min_hold` at the least, so that a short job does not run again on a host whose
-    /// clock is behind. A release waits for it; a shutdown cuts it short. A lock that was cancelled before it
-    /// returned a guard keeps nothing.
+    /// Keeps the mutex for at least `min_hold`, so that a short job does not run again on a host whose
+    /// clock is behind. A release waits for it; a shutdown does not. A lock that was cancelled before it
+    /// returned a guard has no minimum hold.
     #[must_use]
     pub fn with_min_hold(self, min_hold: Duration) -> Self {
         Self { min_hold, ..self }
     }
 
-    /// Gives up waiting once the store could not be reached for this long; default: one lease.
+    /// Sets how long a lock waits for a store that cannot be reached; default: one lease.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience: Some(patience), ..self }
@@ -111,20 +111,20 @@ impl Locker {
     ///
     /// # Errors
     ///
-    /// - [`ErrorKind::Invalid`]: a wrong name or label, or contradictory settings
+    /// - [`ErrorKind::Invalid`]: an invalid name or label, or contradictory settings
     /// - [`ErrorKind::Unavailable`]: the store could not be reached for the whole
     ///   [patience](Self::with_patience)
-    /// - [`ErrorKind::Config`], [`ErrorKind::Denied`], [`ErrorKind::Protocol`]: somebody has to mend the
-    ///   store first
-    /// - [`ErrorKind::Lost`]: it was won and lost again before this call could return
-    /// - [`ErrorKind::Reentered`]: this locker holds or awaits its mutex already
+    /// - [`ErrorKind::Config`], [`ErrorKind::Denied`], [`ErrorKind::Protocol`]: permanent until the store's setup is
+    ///   fixed
+    /// - [`ErrorKind::Lost`]: the mutex was acquired and lost before this call could return
+    /// - [`ErrorKind::Reentered`]: this locker already holds or waits for its mutex
     /// - [`ErrorKind::Closed`]: the handle was shut down
     ///
     /// # Cancel safety
     ///
-    /// Drop it at any time: the place in the queue is given up, and a mutex that is won meanwhile is freed. Until
-    /// the store has answered once it goes on only while it is polled; from then on a waiter keeps its place, and
-    /// a winner its mutex, in the background.
+    /// Cancel safe: a dropped call leaves the queue, and a mutex that it acquires meanwhile is freed. The call makes
+    /// progress only while it is polled, until the store has answered once or 10 ms have passed. From then on the engine
+    /// keeps the queue entry or renews the mutex in the background.
     pub async fn lock(&self) -> Result<Guard> {
         let began = self.begin();
         let guard = self.attempt(Mode::Once(self.patience()))?.guard().await?.ok_or_else(|| self.closed())?;
@@ -132,11 +132,11 @@ impl Locker {
         Ok(guard)
     }
 
-    /// Takes the mutex if it is to be had at once; `None` if another holds it or waited before us, or if the
-    /// guard that this locker gave before still keeps it.
+    /// Acquires the mutex if that is possible at once. Returns `None` if another contender holds it or is queued for
+    /// it, or if the previous guard of this locker still keeps it.
     ///
-    /// [`last_holder`](Self::last_holder) tells who. It ends within three calls to the store, each of which is
-    /// bounded.
+    /// [`last_holder`](Self::last_holder) returns the holder. This makes at most three calls to the store, each with a
+    /// time limit.
     ///
     /// # Errors
     ///
@@ -157,8 +157,8 @@ impl Locker {
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Self::lock), and [`ErrorKind::Timeout`] naming the holder if it is still held by
-    /// then; if the store could not be reached lately, that error instead.
+    /// As for [`lock`](Self::lock), and [`ErrorKind::Timeout`] with the holder if the mutex is still held after
+    /// `timeout`. If the last call to the store failed, the error of that call.
     ///
     /// # Cancel safety
     ///
@@ -175,7 +175,7 @@ impl Locker {
             Some(Ok(tenure)) => tenure,
             Some(Err(outcome)) => return Err(outcome.err().unwrap_or_else(|| self.closed())),
             None => match attempt.hold.link.acquired_now() {
-                // Won at the last moment counts.
+                // Acquired while the timeout passed.
                 Some(tenure) => tenure,
                 None => return Err(self.timed_out(&attempt.hold.link, timeout)),
             },
@@ -185,7 +185,7 @@ impl Locker {
         Ok(guard)
     }
 
-    /// When a wait that is measured began.
+    /// Returns the start of a wait, if waits are measured.
     fn begin(&self) -> Option<Moment> {
         telemetry::ON.then(|| self.core.clock.now())
     }
@@ -196,13 +196,13 @@ impl Locker {
         }
     }
 
-    /// Returns the label of its ids, if it has one.
+    /// Returns the label of the contender's ids, if one is set.
     #[must_use]
     pub fn label(&self) -> Option<&str> {
         self.label.as_ref().ok()?.as_ref().map(Label::as_str)
     }
 
-    /// Who held the mutex when this locker last looked.
+    /// Returns the holder of the mutex at the last call of this locker to the store.
     #[must_use]
     pub fn last_holder(&self) -> MutexOwner {
         self.last().as_ref().map_or(MutexOwner::none(), Link::owner)
@@ -212,61 +212,55 @@ impl Locker {
         self.patience.unwrap_or_else(|| self.lease.total())
     }
 
-    /// Starts an attempt, unless a guard lives or a lock is awaited.
+    /// Starts an attempt. Fails if a guard exists or a lock is awaited.
     fn attempt(&self, mode: Mode) -> Result<Attempt> {
-        let order = self.order(mode)?;
+        let config = self.config(mode)?;
         let mut last = self.last();
-        if last.as_ref().is_some_and(Link::is_wanted) {
+        if last.as_ref().is_some_and(Link::is_active) {
             let message = "this locker holds or awaits its mutex already: release the guard first, or use another locker";
-            return Err(self.about(Error::new(ErrorKind::Reentered, message)));
+            return Err(self.with_context(Error::new(ErrorKind::Reentered, message)));
         }
         let link = Link::new();
-        // The release of the guard before goes first, or this lock would find the mutex held.
-        let ride = Driver::ride(&self.core, order, &link, last.clone())?;
+        // The release of the previous guard goes first, or this lock would find the mutex held.
+        let driver = Driver::start_inline(&self.core, config, &link, last.clone())?;
         *last = Some(link.clone());
-        Ok(Attempt { hold: Hold { link, ride } })
+        Ok(Attempt { hold: Hold { link, driver } })
     }
 
-    fn order(&self, mode: Mode) -> Result<Order> {
+    fn config(&self, mode: Mode) -> Result<DriverConfig> {
         let mutex = self.name.clone()?;
         let label = self.label.clone().map_err(|error| error.with_mutex(&mutex))?;
         if self.max_hold.is_some_and(|max_hold| max_hold.is_zero() || max_hold <= self.min_hold) {
-            let message = "the longest hold must be longer than zero and than the shortest hold";
+            let message = "the maximum hold must be longer than zero and longer than the minimum hold";
             return Err(Error::invalid(message).with_mutex(&mutex));
         }
-        Ok(Order {
-            mutex,
-            label,
-            lease: self.lease,
-            mode,
-            initial_delay: Duration::ZERO,
-            max_hold: self.max_hold,
-            min_hold: self.min_hold,
-        })
+        let (max_hold, min_hold) = (self.max_hold, self.min_hold);
+        let settings = Settings { max_hold, min_hold, ..Settings::new(mode, self.lease) };
+        Ok(DriverConfig { mutex, label, settings, initial_delay: Duration::ZERO })
     }
 
     fn closed(&self) -> Error {
-        self.about(Error::new(ErrorKind::Closed, "the handle was shut down"))
+        self.with_context(Error::new(ErrorKind::Closed, "the handle was shut down"))
     }
 
-    /// Why a wait that ran out was in vain: the store was out of reach, or somebody holds the mutex.
+    /// Returns the error of a wait that timed out: the store could not be reached, or the mutex is held.
     fn timed_out(&self, link: &Link, timeout: Duration) -> Error {
         if let Some(error) = link.error() {
             return error;
         }
-        // A timeout says that another holds the mutex, which only an answer can tell.
+        // `Timeout` says that another contender holds the mutex, which is known only after an answer.
         let (kind, message) = match link.is_answered() {
             true => (ErrorKind::Timeout, format!("not acquired within {timeout:?}")),
             false => (ErrorKind::Unavailable, format!("the store did not answer within {timeout:?}")),
         };
-        let error = self.about(Error::new(kind, message));
+        let error = self.with_context(Error::new(kind, message));
         match link.owner().id {
             Some(holder) => error.with_holder(holder),
             None => error,
         }
     }
 
-    fn about(&self, error: Error) -> Error {
+    fn with_context(&self, error: Error) -> Error {
         let error = error.with_backend(self.core.backend.name());
         match &self.name {
             Ok(name) => error.with_mutex(name),
@@ -285,21 +279,19 @@ impl fmt::Debug for Locker {
     }
 }
 
-/// A lock under way. Dropping it ends it, whatever it has won.
+/// A lock in progress. Dropping it cancels the lock and releases what it has acquired.
 struct Attempt {
     hold: Hold,
 }
 
 impl Attempt {
-    /// Waits until the mutex is won, or the driver ended: refused (`Ok`), or for an error.
+    /// Waits until the mutex is acquired. Returns `Err` with the driver's outcome if it ended instead: `Ok` if the
+    /// mutex was refused, else the error.
     async fn acquired(&self) -> Result<Tenure, Result<()>> {
-        if let Some(ride) = &self.hold.ride {
-            ride.first_call().await;
-        }
-        self.hold.link.acquired().await
+        self.hold.until(self.hold.link.acquired()).await
     }
 
-    /// Hands the mutex over to a guard; `None` if it was refused.
+    /// Waits for the mutex and returns a guard; `None` if it was refused.
     async fn guard(self) -> Result<Option<Guard>> {
         match self.acquired().await {
             Ok(tenure) => self.guarded(tenure).map(Some),
@@ -307,18 +299,28 @@ impl Attempt {
         }
     }
 
-    /// Makes a guard of the tenure, which may be over since it was handed over.
+    /// Creates a guard for the tenure. Fails if the tenure has ended meanwhile.
     fn guarded(self, tenure: Tenure) -> Result<Guard> {
         let Some(work) = tenure.begin() else { return Err(lost(&tenure)) };
         Ok(Guard { work: Some(work), hold: self.hold, tenure })
     }
 }
 
-/// What is wanted of a driver. Dropping it ends that.
+/// The handle of a driver. Dropping it stops the driver.
 struct Hold {
     link: Link,
-    /// Dropped after the stop was asked for: a driver that goes on by itself knows that nobody wants it any more.
-    ride: Option<Ride>,
+    /// Dropped after the stop was requested, so that the spawned driver sees the request.
+    driver: Option<Inline>,
+}
+
+impl Hold {
+    /// Waits until `end` completes, and runs the driver meanwhile unless it has a task.
+    async fn until<F: Future>(&self, end: F) -> F::Output {
+        match &self.driver {
+            Some(driver) => driver.until(end).await,
+            None => end.await,
+        }
+    }
 }
 
 impl Drop for Hold {
@@ -331,61 +333,52 @@ impl Drop for Hold {
 }
 
 fn lost(tenure: &Tenure) -> Error {
-    let why = tenure.loss().unwrap_or(Loss::Released);
-    Error::new(ErrorKind::Lost, format!("the mutex is lost: {why}")).with_mutex(tenure.mutex())
+    Error::lost(tenure.loss().unwrap_or(Loss::Released)).with_mutex(tenure.mutex())
 }
 
 /// A held mutex.
 ///
 /// The engine renews it in the background until the guard is released or dropped, or the mutex is lost.
-/// Holding the guard is not holding the mutex: ask [`is_held`](Self::is_held) before every step that counts,
-/// or let [`run`](Self::run) do it, and hand [`token`](Self::token) to the resources that you write to.
+/// A guard can exist after the mutex is lost: call [`is_held`](Self::is_held) before every step that needs the mutex,
+/// or use [`run`](Self::run), and pass [`token`](Self::token) to the resources that you write to.
 ///
 /// # Drop
 ///
-/// Dropping it frees the mutex in the background: in its own time, without saying whether it worked, and not
-/// at all if the runtime ends first; then the lease runs out. It never blocks and never panics, with or
-/// without a runtime. Use [`release`](Self::release) to know.
+/// Dropping it frees the mutex in the background, without a report of the result. If the runtime ends first, the mutex
+/// stays held until its lease ends. Dropping never blocks and never panics, with or
+/// without a runtime. Use [`release`](Self::release) to get the result.
 #[must_use = "if unused the mutex is released at once"]
 pub struct Guard {
-    // Order of drop: the work is over before the stop is asked for.
+    // Order of drop: the work ends before the stop is requested.
     work: Option<Work>,
     hold: Hold,
     tenure: Tenure,
 }
 
 impl Guard {
-    /// The number to hand to every resource that the work touches.
-    #[must_use]
-    pub fn token(&self) -> FencingToken {
-        self.tenure.token()
+    delegate! {
+        tenure {
+            /// Returns the fencing token to pass to every resource that the work writes to.
+            fn token(&self) -> FencingToken;
+
+            /// Returns the id that the mutex is held under.
+            fn contender(&self) -> &ContenderId;
+
+            /// Returns whether the mutex is held now. Reads the clock.
+            fn is_held(&self) -> bool;
+
+            /// Returns whether the work should stop. See [`Tenure::is_expiring`].
+            fn is_expiring(&self) -> bool;
+
+            /// Returns how long the mutex stays held without a renewal; zero once it is lost.
+            fn remaining(&self) -> Duration;
+
+            /// Returns the moment at which the mutex is lost unless it is renewed before.
+            fn deadline(&self) -> Moment;
+        }
     }
 
-    /// Returns the id that the mutex is held under.
-    #[must_use]
-    pub fn contender(&self) -> &ContenderId {
-        self.tenure.contender()
-    }
-
-    /// Whether the mutex is held at this moment. Reads the clock.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.tenure.is_held()
-    }
-
-    /// How long the mutex stays held without a renewal; zero once it is lost.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        self.tenure.remaining()
-    }
-
-    /// When the mutex is lost unless a renewal comes first.
-    #[must_use]
-    pub fn deadline(&self) -> Moment {
-        self.tenure.deadline()
-    }
-
-    /// The hold as a value to hand to other tasks.
+    /// Returns the tenure, a value to pass to other tasks.
     #[must_use]
     pub fn tenure(&self) -> Tenure {
         self.tenure.clone()
@@ -395,16 +388,16 @@ impl Guard {
     ///
     /// # Cancel safety
     ///
-    /// Only listens.
+    /// Cancel safe: dropping it has no effect.
     pub async fn expiring(&self) {
         self.tenure.expiring().await;
     }
 
-    /// Completes when the mutex is lost, with the reason. See [`Tenure::lost`].
+    /// Completes when the mutex is lost, and returns the reason. See [`Tenure::lost`].
     ///
     /// # Cancel safety
     ///
-    /// Only listens.
+    /// Cancel safe: dropping it has no effect.
     pub async fn lost(&self) -> Loss {
         self.tenure.lost().await
     }
@@ -422,28 +415,25 @@ impl Guard {
         self.tenure.run(work).await
     }
 
-    /// Frees the mutex and waits until the store has done so; first for work under [`Tenure::run`] of a clone,
-    /// until the deadline at most.
+    /// Releases the mutex and waits for the confirmation of the store. Before that, waits for work under
+    /// [`Tenure::run`] of a clone, until the deadline at most.
     ///
     /// # Errors
     ///
-    /// - [`ErrorKind::Lost`]: it had been lost before, so the end of the work may not have been covered
-    /// - [`ErrorKind::Unavailable`]: the store did not confirm; the lease runs out by itself
+    /// - [`ErrorKind::Lost`]: the mutex was lost before, so the end of the work may not have been covered
+    /// - [`ErrorKind::Unavailable`]: the store did not confirm; the mutex stays held until its lease ends
     ///
     /// # Cancel safety
     ///
-    /// A dropped call goes on in the background.
+    /// A dropped call continues in the background.
     pub async fn release(mut self) -> Result<()> {
         let loss = self.tenure.loss();
         self.work = None;
         self.hold.link.stop();
-        if let Some(ride) = &self.hold.ride {
-            ride.last_call().await;
-        }
-        let freed = self.hold.link.done().await;
+        let freed = self.hold.until(self.hold.link.done()).await;
         match (loss, freed) {
             (None | Some(Loss::Released), freed) => freed,
-            // The runtime ended: that says more than what it did to the tenure.
+            // The runtime ended, which is the cause of the loss.
             (_, Err(error)) if error.kind() == ErrorKind::Closed => Err(error),
             _ => Err(lost(&self.tenure)),
         }

@@ -1,37 +1,37 @@
-//! Watching who owns a mutex, without contending.
+//! The observer: watches the owner of a mutex without contending.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::{self, Stream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::backend::{Claim, Intent, Ownership, Session};
 use crate::clock::{Clock, Moment, within};
-use crate::engine::Pacing;
+use crate::engine::{Core, Pacing};
 use crate::error::{Error, ErrorKind, Result};
-use crate::simba::Core;
 use crate::types::{ContenderId, Lease, MutexName, MutexOwner};
 use crate::watched::Watched;
 
-/// What is known of a mutex's owner.
+/// What is known about the owner of a mutex.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum View {
-    /// Somebody owns it.
+    /// The mutex has this owner.
     Owned(MutexOwner),
-    /// Nobody owns it.
+    /// The mutex has no owner.
     Vacant,
-    /// The owner is unknown since this moment: the store cannot be asked, or the lease of the last known owner
-    /// has ended and the store has not been asked since.
+    /// The owner is unknown: calls to the store fail, or the lease of the last known owner
+    /// has ended and no call was answered since.
     Unknown {
-        /// Since when.
+        /// The moment since which it is unknown.
         since: Moment,
     },
 }
 
 impl View {
-    /// Returns what is known at `now`: an owner whose lease has ended since may have renewed it or not.
+    /// Returns what is known at `now`. An owner whose lease has ended becomes unknown: it may have renewed the lease.
     fn at(&self, now: Moment) -> Self {
         match self {
             Self::Owned(owner) if !owner.has_owner(now) => Self::Unknown { since: owner.transition_at },
@@ -39,7 +39,7 @@ impl View {
         }
     }
 
-    /// Whether both say the same about who owns the mutex, whatever they say about how long.
+    /// Returns whether both have the same owner and token, or are both vacant or unknown.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Owned(one), Self::Owned(two)) => (&one.id, one.token) == (&two.id, two.token),
@@ -51,12 +51,12 @@ impl View {
 
 /// Watches the owner of one mutex. Never contends, never queues.
 ///
-/// It learns of changes from the store's hints and looks at least every
-/// [`Lease::poll`]; a change that is undone between two looks may go unseen.
+/// It polls after every hint of the store and at least every [`Lease::poll`]. A change that is
+/// undone between two polls may be missed.
 ///
 /// # Drop
 ///
-/// Dropping it ends the watch.
+/// Dropping it ends the observation.
 ///
 /// # Examples
 ///
@@ -73,13 +73,13 @@ impl View {
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "dropping it ends the watch"]
+#[must_use = "dropping it ends the observation"]
 pub struct Observer {
     mutex: MutexName,
     clock: Arc<dyn Clock>,
     shared: Arc<Watched<Shared>>,
     /// The number of changes that [`changed`](Self::changed) has returned.
-    told: u64,
+    returned: u64,
     /// The last change was an owner whose lease had ended, and was returned as unknown.
     lapsed: bool,
     _watch: DropGuard,
@@ -104,36 +104,36 @@ impl Observer {
             random: fastrand::Rng::with_seed(core.seed()),
             session: None,
             failures: 0,
-            fruitless: 0,
+            useless_hints: 0,
             shared: Arc::clone(&shared),
             core: Arc::clone(core),
         };
         core.spawn(watch.run(stop.clone()))?;
         let clock = Arc::clone(&core.clock);
-        Ok(Self { mutex, clock, shared, told: 0, lapsed: false, _watch: stop.drop_guard() })
+        Ok(Self { mutex, clock, shared, returned: 0, lapsed: false, _watch: stop.drop_guard() })
     }
 
-    /// The mutex.
+    /// Returns the mutex.
     #[must_use]
     pub fn mutex(&self) -> &MutexName {
         &self.mutex
     }
 
-    /// Returns what is known at this moment. Reads the clock: an owner whose lease has ended is
-    /// [`View::Unknown`] until the store is asked again.
+    /// Returns what is known now. Reads the clock: an owner whose lease has ended is
+    /// [`View::Unknown`] until the next answer of the store.
     #[must_use]
     pub fn view(&self) -> View {
         self.shared.read(|shared| shared.view.at(self.clock.now()))
     }
 
-    /// What went wrong in the last look; `None` once one succeeds.
+    /// Returns the error of the last poll; `None` if it succeeded.
     #[must_use]
     pub fn last_error(&self) -> Option<Error> {
         self.shared.read(|shared| shared.error.clone())
     }
 
-    /// Waits for a change since the last call, and returns what is known at this moment, as [`view`](Self::view) does.
-    /// The first call waits for the first look.
+    /// Waits for a change since the last call, and returns what is known now, as [`view`](Self::view) does.
+    /// The first call waits for the first poll.
     ///
     /// # Errors
     ///
@@ -143,14 +143,14 @@ impl Observer {
     ///
     /// A change is kept for the next call.
     pub async fn changed(&mut self) -> Result<View> {
-        let (clock, told, lapsed) = (&self.clock, self.told, self.lapsed);
-        let look = |shared: &Shared| {
+        let (clock, returned, lapsed) = (&self.clock, self.returned, self.lapsed);
+        let check = |shared: &Shared| {
             let view = shared.view.at(clock.now());
             let changed = match (&view, lapsed) {
-                // The caller knows that the owner is unknown, but not that it has renewed its lease.
+                // Unknown was returned already. A renewal of the owner is a change.
                 (View::Unknown { .. }, true) => false,
                 (View::Owned(_), true) => true,
-                _ => shared.changes > told,
+                _ => shared.changes > returned,
             };
             let lapsed = view != shared.view;
             match changed {
@@ -158,10 +158,20 @@ impl Observer {
                 false => shared.ended.then(|| Err(Error::new(ErrorKind::Closed, "the handle was shut down"))),
             }
         };
-        let seen = self.shared.until(look).await.map_err(|error| error.with_mutex(&self.mutex))?;
-        let (view, changes, lapsed) = seen;
-        (self.told, self.lapsed) = (changes, lapsed);
+        let change = self.shared.until(check).await.map_err(|error| error.with_mutex(&self.mutex))?;
+        let (view, changes, lapsed) = change;
+        (self.returned, self.lapsed) = (changes, lapsed);
         Ok(view)
+    }
+}
+
+impl Observer {
+    /// Returns a stream of the views that [`changed`](Self::changed) returns. It ends with a shutdown.
+    pub fn into_stream(self) -> impl Stream<Item = View> + Send {
+        stream::unfold(self, |mut observer| async move {
+            let view = observer.changed().await.ok()?;
+            Some((view, observer))
+        })
     }
 }
 
@@ -174,7 +184,7 @@ impl fmt::Debug for Observer {
     }
 }
 
-/// The task behind an observer.
+/// The task of an observer.
 struct Watch {
     core: Arc<Core>,
     claim: Claim,
@@ -182,8 +192,8 @@ struct Watch {
     random: fastrand::Rng,
     session: Option<Box<dyn Session>>,
     failures: u32,
-    /// Hints in a row that told nothing new.
-    fruitless: u32,
+    /// The number of hints in a row without a change.
+    useless_hints: u32,
     shared: Arc<Watched<Shared>>,
 }
 
@@ -194,21 +204,21 @@ impl Watch {
             biased;
             () = stop.cancelled() => {}
             () = core.closing.begins() => {}
-            () = self.look_for_ever() => {}
+            () = self.poll_forever() => {}
         }
     }
 
-    async fn look_for_ever(&mut self) {
+    async fn poll_forever(&mut self) {
         let clock = Arc::clone(&self.core.clock);
         loop {
             let sent = clock.now();
             let limit = self.pacing.call_limit(None);
-            let looked = within(&*clock, limit, self.inspect()).await;
-            let silent = || Err(Error::new(ErrorKind::Unavailable, format!("no answer within {limit:?}")));
-            match looked.unwrap_or_else(silent) {
+            let answer = within(&*clock, limit, self.inspect()).await;
+            let timeout = || Err(Error::new(ErrorKind::Unavailable, format!("no answer within {limit:?}")));
+            match answer.unwrap_or_else(timeout) {
                 Ok(ownership) => {
-                    let pause = self.saw(sent, ownership.as_ref());
-                    self.rest(sent, pause).await;
+                    let pause = self.observed(sent, ownership.as_ref());
+                    self.wait(sent, pause).await;
                 }
                 // No hint shortens the pause after an error.
                 Err(error) => {
@@ -227,13 +237,13 @@ impl Watch {
         session.inspect().await
     }
 
-    fn saw(&mut self, sent: Moment, ownership: Option<&Ownership>) -> Duration {
+    fn observed(&mut self, sent: Moment, ownership: Option<&Ownership>) -> Duration {
         self.failures = 0;
         let view = match ownership {
-            Some(ownership) => View::Owned(MutexOwner::seen(ownership, sent, &self.claim.lease)),
+            Some(ownership) => View::Owned(MutexOwner::observed(ownership, sent, &self.claim.lease)),
             None => View::Vacant,
         };
-        self.fruitless = if self.show(view, None) { 0 } else { self.fruitless.saturating_add(1) };
+        self.useless_hints = if self.publish(view, None) { 0 } else { self.useless_hints.saturating_add(1) };
         let remaining = ownership.map_or(Duration::MAX, |ownership| ownership.remaining);
         self.pacing.wait(remaining, self.random.f64())
     }
@@ -242,34 +252,34 @@ impl Watch {
         self.failures = self.failures.saturating_add(1);
         let pause = self.pacing.retry_waiting(self.failures, error.is_transient(), self.random.f64());
         let error = error.with_backend(self.core.backend.name()).with_mutex(&self.claim.mutex);
-        self.show(View::Unknown { since: self.core.clock.now() }, Some(error));
+        self.publish(View::Unknown { since: self.core.clock.now() }, Some(error));
         pause
     }
 
-    /// Shows what was seen; whether it is news.
-    fn show(&self, view: View, error: Option<Error>) -> bool {
+    /// Publishes the result of a poll, and returns whether it is a change.
+    fn publish(&self, view: View, error: Option<Error>) -> bool {
         self.shared.update(|shared| {
             shared.error = error;
-            let news = shared.changes == 0 || !shared.view.is_same(&view);
-            shared.changes += u64::from(news);
+            let new = shared.changes == 0 || !shared.view.is_same(&view);
+            shared.changes += u64::from(new);
             shared.view = match (view, &shared.view) {
                 (View::Owned(now), View::Owned(before)) => View::Owned(now.since(before)),
-                // The first failure counts, not the last.
-                (View::Unknown { .. }, View::Unknown { since }) if !news => View::Unknown { since: *since },
+                // Unknown since the first failure, not the last.
+                (View::Unknown { .. }, View::Unknown { since }) if !new => View::Unknown { since: *since },
                 (View::Unknown { since }, View::Owned(before)) => {
                     View::Unknown { since: since.min(before.transition_at) }
                 }
                 (view, _) => view,
             };
-            news
+            new
         })
     }
 
-    /// Waits for the pause to end or for a hint, which is heeded the later the less the last ones told.
-    async fn rest(&mut self, sent: Moment, pause: Duration) {
+    /// Waits for the end of the pause or for a hint. After useless hints in a row, a hint ends the wait later.
+    async fn wait(&mut self, sent: Moment, pause: Duration) {
         let clock = Arc::clone(&self.core.clock);
         let until = clock.now() + pause;
-        let heed = sent + self.pacing.hint_gap(self.fruitless);
+        let earliest = sent + self.pacing.hint_gap(self.useless_hints);
         let hint = async {
             let hinted = match &mut self.session {
                 Some(session) => session.changed().await.is_ok(),
@@ -281,8 +291,8 @@ impl Watch {
         };
         tokio::select! {
             biased;
-            () = clock.sleep_until(until) => self.fruitless = 0,
-            () = hint => clock.sleep_until(heed.min(until)).await,
+            () = clock.sleep_until(until) => self.useless_hints = 0,
+            () = hint => clock.sleep_until(earliest.min(until)).await,
         }
     }
 }

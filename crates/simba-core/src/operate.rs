@@ -1,4 +1,4 @@
-//! What operators do with a store beyond contending.
+//! The operators' interface to a store.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,77 +7,77 @@ use async_trait::async_trait;
 use crate::error::Result;
 use crate::types::{ContenderId, FencingToken, MutexName};
 
-/// The operator's side of a backend: who holds what, freeing a stuck mutex, health and schema.
+/// The operators' calls of a backend: list holders, free a stuck mutex, check health, set up the schema.
 #[async_trait]
 pub trait Operate: Send + Sync {
-    /// Every mutex that the store knows of, in the order of their names.
+    /// Returns every mutex that the store has, ordered by name.
     ///
     /// # Errors
     ///
-    /// The store cannot be asked.
+    /// The call to the store failed.
     async fn list(&self) -> Result<Vec<MutexRecord>>;
 
-    /// One mutex; a mutex that the store does not know is free.
+    /// Returns one mutex. A mutex that the store does not have is free.
     ///
     /// # Errors
     ///
-    /// The store cannot be asked.
+    /// The call to the store failed.
     async fn read(&self, mutex: &MutexName) -> Result<MutexRecord>;
 
-    /// Frees a mutex out of band and wakes the next waiter.
+    /// Frees a mutex without its holder and wakes the next waiter.
     ///
-    /// The old holder believes that it holds until its next renewal, so two may work at once until then:
-    /// [`Eviction::Freed`] says for how long. `condition` only guards against freeing the wrong holder.
+    /// The old holder keeps running until its next renewal fails, so two contenders may work at once until then.
+    /// [`Eviction::Freed`] says for how long. `condition` guards against evicting the wrong holder.
     ///
     /// # Errors
     ///
     /// The outcome is unknown.
     async fn evict(&self, mutex: &MutexName, condition: EvictIf) -> Result<Eviction>;
 
-    /// Asks the store for a sign of life and for what endangers mutexes on it.
+    /// Checks that the store answers, and looks for settings that endanger mutexes on it.
     ///
     /// # Errors
     ///
-    /// The store cannot be reached or refuses.
+    /// The store cannot be reached or denies access.
     async fn probe(&self) -> Result<Probe>;
 
-    /// The statements that set the store up; `None` where none are needed.
+    /// Returns the statements that set the store up; `None` if none are needed.
     fn schema(&self) -> Option<&str> {
         None
     }
 
-    /// Carries the [`schema`](Self::schema) out. Idempotent.
+    /// Executes the [`schema`](Self::schema). Idempotent.
     ///
     /// # Errors
     ///
-    /// The store refused a statement.
+    /// The store rejected a statement.
     async fn apply_schema(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// What a store tells about one mutex. What it cannot tell is `None`.
+/// The state of one mutex. Values that the store does not have are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MutexRecord {
     /// The mutex.
     pub mutex: MutexName,
-    /// Who holds it; `None` if it is free.
+    /// The holder; `None` if the mutex is free.
     pub owner: Option<ContenderId>,
     /// The holder's fencing token.
     pub token: Option<FencingToken>,
-    /// When it was acquired, by the wall clock.
+    /// The wall-clock time of the acquisition.
     pub acquired_at: Option<SystemTime>,
-    /// For how much longer the holder keeps others out without a renewal.
+    /// The time until the lease ends without a renewal.
     pub remaining: Option<Duration>,
     /// Whether the holder is past its `ttl`.
     pub in_transition: Option<bool>,
-    /// How many wait for it.
+    /// The number of waiters.
     pub waiters: Option<usize>,
 }
 
 impl MutexRecord {
-    /// A free mutex of which nothing else is known.
+    /// Creates the record of a free mutex, without any other value.
     #[must_use]
     pub const fn free(mutex: MutexName) -> Self {
         Self {
@@ -92,20 +92,20 @@ impl MutexRecord {
     }
 }
 
-/// Which holder to evict.
+/// The condition under which a holder is evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EvictIf {
-    /// The one with this token.
+    /// The holder has this token.
     Token(FencingToken),
-    /// The one with this id.
+    /// The holder has this id.
     Owner(ContenderId),
-    /// Whoever it is.
+    /// Always.
     Any,
 }
 
 impl EvictIf {
-    /// Whether the condition holds for this holder.
+    /// Returns whether the condition holds for this holder.
     #[must_use]
     pub fn holds_for(&self, owner: &ContenderId, token: Option<FencingToken>) -> bool {
         match self {
@@ -116,48 +116,48 @@ impl EvictIf {
     }
 }
 
-/// What became of an eviction.
+/// The result of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Eviction {
-    /// Freed. The old holder may believe that it holds for at most `window`.
+    /// The mutex was freed. The old holder may keep running for at most `window`.
     Freed {
-        /// Who held it.
+        /// The old holder.
         owner: ContenderId,
-        /// How much longer it may work in good faith.
+        /// The time until its next renewal fails, at most.
         window: Duration,
     },
-    /// Left alone: the holder is another one than the condition names.
+    /// Nothing was changed: this holder does not meet the condition.
     Other(ContenderId),
-    /// It was free.
+    /// The mutex was free.
     Vacant,
 }
 
-/// A store's sign of life.
+/// The result of a health check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Probe {
-    /// Product and version, as the store names itself.
+    /// Product and version, as the store reports them.
     pub server: String,
-    /// How long one call takes.
+    /// The duration of one call.
     pub round_trip: Duration,
-    /// What endangers mutexes on this store.
+    /// The settings that endanger mutexes on this store.
     pub findings: Vec<Finding>,
 }
 
-/// Something about the store that a person should mend.
+/// A problem of the store that an operator should fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
     /// What is wrong.
     pub problem: String,
-    /// What to do about it.
-    pub cure: String,
+    /// How to fix it.
+    pub fix: String,
 }
 
 impl Finding {
-    /// A problem with its cure.
-    pub fn new(problem: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { problem: problem.into(), cure: cure.into() }
+    /// Creates a finding from a problem and its fix.
+    pub fn new(problem: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { problem: problem.into(), fix: fix.into() }
     }
 }

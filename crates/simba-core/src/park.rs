@@ -1,4 +1,4 @@
-//! Waiting for a future on a plain thread.
+//! Blocking on a future without a runtime.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,12 +14,12 @@ impl Wake for Unpark {
     }
 }
 
-/// Waits for `future` on this thread, without a runtime.
+/// Blocks this thread until `future` completes, without a runtime.
 ///
-/// Enough for the futures that this crate hands out: they only listen, to timers and to tasks that run
-/// elsewhere. Unlike a runtime's `block_on` it works on any thread.
+/// Sufficient for the futures of this crate, which only wait for timers and for tasks that run elsewhere. Unlike a
+/// runtime's `block_on` it works on any thread.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
-    // On a runtime's thread the task around us may have no budget left, and never gets more while we wait.
+    // On a runtime's thread the current task may have no coop budget left, and gets none while it is blocked.
     let mut future = pin!(tokio::task::unconstrained(future));
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);

@@ -1,35 +1,35 @@
-//! Deliberate bugs, one line each where they would be made, that prove the checkers.
+//! Deliberate bugs, one line each, that show that the checkers of the tests find them.
 //!
-//! They exist in builds with `--cfg simba_bugs` alone, which the tests make; elsewhere [`on`] is a constant
-//! `false` and nothing of them is left. `docs/testing.md` tells which checker catches which.
+//! They exist only in builds with `--cfg simba_bugs`, which the tests make. In other builds [`on`] is a constant
+//! `false`. `docs/testing.md` lists which checker finds which bug.
 
-/// A bug that can be switched on.
+/// A bug that can be enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(simba_bugs), allow(unreachable_pub, reason = "public in the builds that have it"))]
 pub enum Bug {
     /// The lease counts from the reply instead of from before the request.
     DeadlineFromReply,
-    /// Nothing ends with the deadline.
+    /// No tenure ends at its deadline.
     NoDeadline,
-    /// The deadline lies at the very end of the store's lease.
+    /// The deadline is the end of the lease at the store.
     NoMargin,
-    /// A failed renewal counts as one that succeeded.
+    /// A failed renewal counts as successful.
     FailureRenews,
     /// A graceful end does not wait for the work.
     FreeBeforeWorkEnds,
-    /// The holder is not told before it loses.
+    /// The holder is not notified before the loss.
     NoExpiring,
-    /// A lock future or guard that is dropped goes on holding.
+    /// A dropped lock future or guard keeps the mutex.
     LeakOnDrop,
-    /// A contender that ends gives nothing back.
+    /// A contender that ends releases nothing.
     NoRelease,
-    /// A call to the store is waited for without end.
+    /// Calls to the store have no time limit.
     NoCallLimit,
-    /// A schedule makes up for every tick that it missed.
+    /// A schedule runs every tick that it missed.
     Burst,
-    /// A tick starts whether the tenure is valid or not.
+    /// A tick starts without a check of the tenure.
     TickWithoutTenure,
-    /// A renewal that is answered after the deadline brings the tenure back.
+    /// A renewal that is answered after the deadline makes the tenure valid again.
     Resurrect,
 }
 
@@ -38,19 +38,19 @@ thread_local! {
     static ACTIVE: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
 }
 
-/// Switches one bug on for this thread, or all off.
+/// Enables one bug for this thread, or disables all.
 #[cfg(simba_bugs)]
 pub fn set(bug: Option<Bug>) {
     ACTIVE.set(bug);
 }
 
-/// Whether this bug is on.
+/// Returns whether this bug is enabled.
 #[cfg(simba_bugs)]
 pub(crate) fn on(bug: Bug) -> bool {
     ACTIVE.get() == Some(bug)
 }
 
-/// Whether this bug is on: never.
+/// Returns `false`: this build has no bugs to enable.
 #[cfg(not(simba_bugs))]
 pub(crate) const fn on(_: Bug) -> bool {
     false

@@ -1,38 +1,38 @@
-//! What is counted and measured, through the `metrics` facade, and nothing without its feature.
+//! Counters and histograms through the `metrics` facade. Without that feature, nothing is recorded.
 //!
 //! No label names a mutex: a process may hold a hundred thousand.
 
 use std::time::Duration;
 
 use crate::error::ErrorKind;
-use crate::tenure::Loss;
+use crate::types::Loss;
 
-/// Whether anything is measured: where it is not, nobody needs to ask what time it is.
+/// Whether anything is recorded. Callers skip reading the clock if not.
 pub(crate) const ON: bool = cfg!(feature = "metrics");
 
-/// A locker got the mutex after this long.
+/// Records how long a locker waited for the mutex.
 pub(crate) fn waited(backend: &'static str, time: Duration) {
     observe("simba_wait_seconds", backend, time);
 }
 
-/// A tenure began.
+/// Records that a tenure began.
 pub(crate) fn acquired(backend: &'static str) {
     count("simba_acquisitions_total", [("backend", backend)]);
 }
 
-/// A tenure ended after this long.
+/// Records that a tenure ended after `time`.
 pub(crate) fn ended(backend: &'static str, time: Duration, loss: &Loss) {
     observe("simba_hold_seconds", backend, time);
     count("simba_losses_total", [("backend", backend), ("reason", loss.as_str())]);
 }
 
-/// A renewal was answered after `latency`, with `slack` left to the deadline.
+/// Records a renewal that was answered after `latency`, with `slack` left to the deadline.
 pub(crate) fn renewed(backend: &'static str, latency: Duration, slack: Duration) {
     observe("simba_renewal_seconds", backend, latency);
     observe("simba_renewal_slack_seconds", backend, slack);
 }
 
-/// A call to the store failed.
+/// Records that a call to the store failed.
 pub(crate) fn failed(backend: &'static str, kind: ErrorKind) {
     count("simba_store_errors_total", [("backend", backend), ("kind", kind.as_str())]);
 }

@@ -1,4 +1,4 @@
-//! Holding a mutex: until when, under which token, and how it ended.
+//! The tenure: one hold of a mutex, with its deadline, its token and the reason of its end.
 
 use std::fmt;
 use std::future::Future;
@@ -7,63 +7,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::park;
 use crate::seeded::{self, Bug};
-use crate::types::{ContenderId, FencingToken, MutexName};
+use crate::types::{ContenderId, FencingToken, Loss, MutexName};
 use crate::watched::Watched;
-
-/// Why a tenure ended.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Loss {
-    /// The lease could not be renewed in time.
-    Deadline,
-    /// The store says that another holds it.
-    TakenBy(ContenderId),
-    /// The store knows nothing of us any more: evicted, flushed, or restored from an older state.
-    Vanished,
-    /// The longest hold that was allowed is over.
-    MaxHold,
-    /// The holder stepped down.
-    SteppedDown,
-    /// The holder gave it up itself: released, stopped or shut down.
-    Released,
-}
-
-impl Loss {
-    /// Short lower-case name for logs and metrics.
-    #[must_use]
-    pub const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Deadline => "deadline",
-            Self::TakenBy(_) => "taken",
-            Self::Vanished => "vanished",
-            Self::MaxHold => "max_hold",
-            Self::SteppedDown => "stepped_down",
-            Self::Released => "released",
-        }
-    }
-}
-
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Deadline => f.write_str("the lease could not be renewed in time"),
-            Self::TakenBy(other) => write!(f, "`{other}` holds it now"),
-            Self::Vanished => f.write_str("the store does not know this holder any more"),
-            Self::MaxHold => f.write_str("the longest allowed hold is over"),
-            Self::SteppedDown => f.write_str("the holder stepped down"),
-            Self::Released => f.write_str("the holder released it"),
-        }
-    }
-}
 
 /// One uninterrupted hold of a mutex by one contender.
 ///
 /// Validity is a deadline, never a flag: [`is_held`](Self::is_held) reads the clock, and
-/// [`expiring`](Self::expiring) and [`lost`](Self::lost) wait on the machine's timers, so both come on time
+/// [`expiring`](Self::expiring) and [`lost`](Self::lost) wait on the machine's timers, so both complete on time
 /// while the store hangs or the engine's runtime is busy. Cheap to clone; all clones are the same tenure.
 ///
 /// # Examples
@@ -91,7 +47,7 @@ struct Inner {
     token: FencingToken,
     clock: Arc<dyn Clock>,
     acquired_at: Moment,
-    /// The end of the longest allowed hold.
+    /// The end of the maximum hold.
     cap: Option<Moment>,
     state: Watched<State>,
 }
@@ -100,16 +56,16 @@ struct Inner {
 struct State {
     deadline: Moment,
     grace: Duration,
-    /// The end is announced: work is told to stop and none may start.
+    /// The announced reason: work should stop, and no work may start.
     closing: Option<Loss>,
     ended: Option<Loss>,
-    /// Work under way that a graceful end waits for.
+    /// The number of running pieces of work that a graceful end waits for.
     work: usize,
-    /// Work was under way at least once.
+    /// Work was started at least once.
     used: bool,
 }
 
-/// The terms of a tenure: what the engine knows when it begins.
+/// The terms of a tenure, known to the engine when it begins.
 pub(crate) struct Terms {
     pub(crate) mutex: MutexName,
     pub(crate) contender: ContenderId,
@@ -121,43 +77,43 @@ pub(crate) struct Terms {
 }
 
 impl Tenure {
-    /// The mutex.
+    /// Returns the mutex.
     #[must_use]
     pub fn mutex(&self) -> &MutexName {
         &self.inner.mutex
     }
 
-    /// Who holds it.
+    /// Returns the id of the holder.
     #[must_use]
     pub fn contender(&self) -> &ContenderId {
         &self.inner.contender
     }
 
-    /// The number to hand to every resource that the work touches.
+    /// Returns the fencing token to pass to every resource that the work writes to.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.inner.token
     }
 
-    /// When the winning request was sent.
+    /// Returns the moment at which the request that acquired the mutex was sent.
     #[must_use]
     pub fn acquired_at(&self) -> Moment {
         self.inner.acquired_at
     }
 
-    /// When the mutex is lost unless a renewal comes first.
+    /// Returns the moment at which the mutex is lost unless it is renewed before.
     #[must_use]
     pub fn deadline(&self) -> Moment {
         self.inner.state.read(|state| state.deadline)
     }
 
-    /// Whether the mutex is held at this moment. Reads the clock; ask before every step that counts.
+    /// Returns whether the mutex is held now. Reads the clock. Call it before every step that needs the mutex.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.loss().is_none()
     }
 
-    /// Whether the work should stop: the end is announced, near, or past.
+    /// Returns whether the work should stop: the end is announced, less than `grace` away, or past.
     #[must_use]
     pub fn is_expiring(&self) -> bool {
         self.inner.state.read(|state| {
@@ -166,7 +122,7 @@ impl Tenure {
         })
     }
 
-    /// How long the mutex stays held without a renewal; zero once it is lost.
+    /// Returns how long the mutex stays held without a renewal; zero once it is lost.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.inner.state.read(|state| match state.ended {
@@ -175,19 +131,19 @@ impl Tenure {
         })
     }
 
-    /// Why the tenure ended; `None` while the mutex is held.
+    /// Returns why the tenure ended; `None` while the mutex is held.
     #[must_use]
     pub fn loss(&self) -> Option<Loss> {
-        self.inner.state.read(|state| self.inner.verdict(state))
+        self.inner.state.read(|state| self.inner.current_loss(state))
     }
 
     /// Completes when the work should stop: `grace` before the deadline, or when the end is announced.
     ///
-    /// Advisory: the engine goes on renewing, and if a renewal succeeds, the tenure stays valid. A later call
+    /// Advisory: the engine keeps renewing, and if a renewal succeeds, the tenure stays valid. A later call
     /// then waits for the next such moment.
     ///
-    /// Once the mutex is lost, this and [`lost`](Self::lost) are both ready at the first poll. A task that is woken after
-    /// the deadline and has to stop its work before it handles the loss polls this one first:
+    /// Once the mutex is lost, this and [`lost`](Self::lost) are both ready at the first poll. A task that is woken
+    /// after the deadline and has to stop its work before it handles the loss polls this one first:
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -207,19 +163,19 @@ impl Tenure {
     ///
     /// # Cancel safety
     ///
-    /// Only listens; drop it at any time.
+    /// Cancel safe: dropping it has no effect.
     pub async fn expiring(&self) {
-        let told = |state: &State| state.closing.is_some() || state.ended.is_some();
-        let when = if seeded::on(Bug::NoExpiring) { |state: &State| state.deadline } else { State::expiring };
-        self.reached(when, told).await;
+        let ends = |state: &State| state.closing.is_some() || state.ended.is_some();
+        let at = if seeded::on(Bug::NoExpiring) { |state: &State| state.deadline } else { State::expiring };
+        self.reached(at, ends).await;
     }
 
-    /// Completes when the mutex is lost, with the reason; at the deadline at the latest, whatever hangs. Ready at the
-    /// first poll if the mutex is lost already, so a loop may call it anew in every turn.
+    /// Completes when the mutex is lost, and returns the reason. Completes at the deadline at the latest, even if the
+    /// store hangs. Ready at the first poll if the mutex is lost already, so a loop may call it in every iteration.
     ///
     /// # Cancel safety
     ///
-    /// Only listens; drop it at any time.
+    /// Cancel safe: dropping it has no effect.
     pub async fn lost(&self) -> Loss {
         self.over().await;
         self.loss().unwrap_or(Loss::Deadline)
@@ -227,9 +183,9 @@ impl Tenure {
 
     /// Runs `work` for as long as the mutex is held.
     ///
-    /// The work learns that it should stop from [`expiring`](Self::expiring), if it listens to a clone of
-    /// this tenure. If it is still there when a quarter of the grace is left, it is dropped: before another
-    /// can hold the mutex. A graceful stop of the contention waits for it.
+    /// Work that has to stop cleanly awaits [`expiring`](Self::expiring) on a clone of this tenure. Work that still
+    /// runs when a quarter of the grace is left is dropped, before another contender can hold the mutex. A graceful
+    /// stop of the contention waits for the work.
     ///
     /// # Errors
     ///
@@ -239,23 +195,42 @@ impl Tenure {
     ///
     /// Dropping the call drops the work.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        let Some(_under_way) = self.begin() else { return Err(self.lost_error()) };
+        let Some(_running) = self.begin() else { return Err(self.lost_error()) };
         let mut work = pin!(work);
         tokio::select! {
             biased;
-            () = self.reached(State::last_call, |state| state.ended.is_some()) => Err(self.lost_error()),
+            () = self.reached(State::drop_work_at, |state| state.ended.is_some()) => Err(self.lost_error()),
             output = &mut work => Ok(output),
         }
     }
 
-    /// Calls `act` from a thread of its own if the mutex is lost, even while the runtime is blocked.
+    /// Returns a token that is cancelled when the work should stop, see [`expiring`](Self::expiring). For work that takes
+    /// a token, such as a server's graceful shutdown. A renewal that succeeds afterwards does not undo it.
     ///
-    /// For a last resort such as `std::process::abort`. Nothing happens if the holder gives the mutex up
-    /// itself.
+    /// Each call spawns a task, which ends with the tenure at the latest.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    #[must_use]
+    pub fn cancellation_token(&self) -> CancellationToken {
+        let token = CancellationToken::new();
+        let (tenure, cancelled) = (self.clone(), token.clone());
+        drop(tokio::spawn(async move {
+            tenure.expiring().await;
+            cancelled.cancel();
+        }));
+        token
+    }
+
+    /// Calls `act` from a separate thread if the mutex is lost, even while the runtime is blocked.
+    ///
+    /// For a last resort such as `std::process::abort`. `act` is not called if the holder releases the mutex or steps
+    /// down.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unavailable`] if the system starts no thread.
+    /// [`ErrorKind::Unavailable`] if the system cannot start a thread.
     pub fn watchdog(&self, act: impl FnOnce(Loss) + Send + 'static) -> Result<()> {
         let tenure = self.clone();
         let watch = move || match park::block_on(tenure.lost()) {
@@ -263,36 +238,35 @@ impl Tenure {
             loss => act(loss),
         };
         thread::Builder::new().name("simba-watchdog".into()).spawn(watch).map(drop).map_err(|error| {
-            Error::new(ErrorKind::Unavailable, "the system starts no thread for a watchdog")
-                .with_source(error)
+            Error::new(ErrorKind::Unavailable, "the system cannot start a watchdog thread").with_source(error)
         })
     }
 
-    /// Waits until the moment that `when` gives is reached or `told` says so, however often it moves.
+    /// Waits until the moment that `at` returns is reached or `condition` holds, however often the moment moves.
     #[expect(clippy::manual_async_fn, reason = "an async fn keeps its arguments twice, for every held mutex")]
     fn reached(
         &self,
-        when: fn(&State) -> Moment,
-        told: fn(&State) -> bool,
+        at: fn(&State) -> Moment,
+        condition: fn(&State) -> bool,
     ) -> impl Future<Output = ()> + Send {
         async move {
             let Inner { state, clock, .. } = &*self.inner;
             let never = |_: &State| Moment::ZERO + Duration::from_secs(1 << 30);
-            let when = if seeded::on(Bug::NoDeadline) { never } else { when };
+            let at = if seeded::on(Bug::NoDeadline) { never } else { at };
             loop {
-                // The clock is read under the lock: between a look at the deadline and one at the clock, a
-                // renewal could move the one and time pass the other.
-                let (at, over) = state.read(|state| {
-                    let at = when(state);
-                    (at, told(state) || clock.now() >= at)
+                // The clock is read under the lock. Otherwise a renewal could move the deadline after it was read and
+                // before the clock is read.
+                let (until, over) = state.read(|state| {
+                    let until = at(state);
+                    (until, condition(state) || clock.now() >= until)
                 });
                 if over {
                     return;
                 }
                 tokio::select! {
                     biased;
-                    () = state.until(|state| (told(state) || when(state) < at).then_some(())) => {}
-                    () = clock.sleep_until(at) => {}
+                    () = state.until(|state| (condition(state) || at(state) < until).then_some(())) => {}
+                    () = clock.sleep_until(until) => {}
                 }
             }
         }
@@ -300,8 +274,7 @@ impl Tenure {
 
     fn lost_error(&self) -> Error {
         let why = self.inner.state.read(|state| state.ended.clone().or_else(|| state.closing.clone()));
-        let why = why.unwrap_or(Loss::Deadline);
-        Error::new(ErrorKind::Lost, format!("the mutex is lost: {why}")).with_mutex(self.mutex())
+        Error::lost(why.unwrap_or(Loss::Deadline)).with_mutex(self.mutex())
     }
 }
 
@@ -317,19 +290,19 @@ impl Tenure {
         Self { inner: Arc::new(Inner { mutex, contender, token, clock, acquired_at, cap, state }) }
     }
 
-    /// Moves the deadline and sets the grace after a renewal. Refused once the tenure is over: what was lost
+    /// Moves the deadline and sets the grace after a renewal. Returns `false` once the tenure has ended: a lost tenure
     /// stays lost.
     pub(crate) fn extend(&self, deadline: Moment, grace: Duration) -> bool {
         let Inner { acquired_at, cap, .. } = *self.inner;
         let (deadline, grace) = limited(deadline, grace, acquired_at, cap);
         let (extended, notify) = self.inner.state.update_quietly(|state| {
-            if self.inner.verdict(state).is_some() && !seeded::on(Bug::Resurrect) {
+            if self.inner.current_loss(state).is_some() && !seeded::on(Bug::Resurrect) {
                 return (false, false);
             }
             let (before, expiring) = (state.deadline, state.expiring());
             (state.deadline, state.grace) = (deadline, grace);
-            // A task that sleeps until the old moment looks again by itself when that comes, unless the new moment is
-            // earlier. A contender that was notified to stop waits for this renewal.
+            // A task that sleeps until the old moment checks again then, so it is woken only if the new moment is
+            // earlier. A contender whose `on_expiring` was called waits for this renewal.
             let earlier = deadline < before || state.expiring() < expiring;
             (true, earlier || self.inner.clock.now() >= expiring)
         });
@@ -339,45 +312,45 @@ impl Tenure {
         extended
     }
 
-    /// Announces the end: work is told to stop and none may start.
+    /// Announces the end: work should stop, and no work may start.
     pub(crate) fn close(&self, why: Loss) {
         self.inner.state.update(|state| state.closing.get_or_insert(why).clone());
     }
 
-    /// Ends it, unless it is over already; returns the reason that counts.
+    /// Ends the tenure with reason `why`, unless it has ended already. Returns the reason in effect.
     pub(crate) fn end(&self, why: Loss) -> Loss {
         self.inner.state.update(|state| {
-            let why = self.inner.verdict(state).unwrap_or(why);
+            let why = self.inner.current_loss(state).unwrap_or(why);
             state.ended.get_or_insert(why).clone()
         })
     }
 
-    /// Ends it for the reason that was announced, else for `why`, unless it is over already; returns the reason
-    /// that counts.
+    /// Ends the tenure with the announced reason, or `why` if none was announced, unless it has ended already. Returns
+    /// the reason in effect.
     pub(crate) fn end_announced(&self, why: Loss) -> Loss {
         let announced = self.inner.state.read(|state| state.closing.clone());
         self.end(announced.unwrap_or(why))
     }
 
-    /// Ends it because its driver was dropped, unless it is over already. Without work under way the reason is the one
-    /// that was announced, else `why`. Work under way has lost the mutex, whatever was announced.
+    /// Ends the tenure because its driver was dropped, unless it has ended already. If no work is running, the reason
+    /// is the announced one, or `why`. Running work has lost the mutex, whatever was announced.
     pub(crate) fn abandon(&self, why: Loss) {
         self.inner.state.update(|state| {
             let announced = state.closing.clone().unwrap_or(why);
             let why = if state.work == 0 { announced } else { Loss::Vanished };
-            let why = self.inner.verdict(state).unwrap_or(why);
+            let why = self.inner.current_loss(state).unwrap_or(why);
             state.ended.get_or_insert(why);
         });
     }
 
     /// Completes when the end is announced or reached.
     pub(crate) async fn closing(&self) {
-        let told = |state: &State| state.closing.is_some() || state.ended.is_some();
-        self.reached(|state| state.deadline, told).await;
+        let ends = |state: &State| state.closing.is_some() || state.ended.is_some();
+        self.reached(|state| state.deadline, ends).await;
     }
 
-    /// Waits while the tenure is expiring: `true` once a renewal has moved the deadline, `false` once the end is
-    /// announced or reached.
+    /// Waits while the tenure is expiring. Returns `true` once a renewal has moved the deadline, `false` once the end
+    /// is announced or reached.
     pub(crate) async fn renewed(&self) -> bool {
         let Inner { state, clock, .. } = &*self.inner;
         tokio::select! {
@@ -387,25 +360,25 @@ impl Tenure {
         }
     }
 
-    /// Completes when the tenure is over.
+    /// Completes when the tenure has ended.
     fn over(&self) -> impl Future<Output = ()> + Send {
         self.reached(|state| state.deadline, |state| state.ended.is_some())
     }
 
-    /// Whether work was under way at least once, such as that of a guard.
+    /// Returns whether work was started at least once, such as that of a guard.
     pub(crate) fn was_used(&self) -> bool {
         self.inner.state.read(|state| state.used)
     }
 
-    /// Whether work may start under it.
+    /// Returns whether work may start under it.
     pub(crate) fn is_open(&self) -> bool {
-        self.inner.state.read(|state| state.closing.is_none() && self.inner.verdict(state).is_none())
+        self.inner.state.read(|state| state.closing.is_none() && self.inner.current_loss(state).is_none())
     }
 
-    /// Starts work that a graceful end waits for; `None` once the end is announced or reached.
+    /// Starts work that a graceful end waits for. Returns `None` once the end is announced or reached.
     pub(crate) fn begin(&self) -> Option<Work> {
         self.inner.state.update_quietly(|state| {
-            let open = state.closing.is_none() && self.inner.verdict(state).is_none();
+            let open = state.closing.is_none() && self.inner.current_loss(state).is_none();
             open.then(|| {
                 state.work += 1;
                 state.used = true;
@@ -414,21 +387,21 @@ impl Tenure {
         Some(Work { tenure: self.clone() })
     }
 
-    /// Whether both are clones of one tenure.
+    /// Returns whether both are clones of one tenure.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Completes when no work is under way, or when the mutex is lost.
-    pub(crate) fn wound_up(&self) -> impl Future<Output = ()> + Send {
+    /// Completes when no work is running, or when the mutex is lost.
+    pub(crate) fn work_ended(&self) -> impl Future<Output = ()> + Send {
         self.reached(|state| state.deadline, |state| state.work == 0 || state.ended.is_some())
     }
 }
 
 impl Inner {
-    /// The one place that judges validity. The clock is read under the lock: once it showed the deadline
-    /// to anyone, no renewal that comes later is accepted.
-    fn verdict(&self, state: &State) -> Option<Loss> {
+    /// Returns the reason of the end, or `None` while the tenure is valid. The only place that decides validity. The
+    /// clock is read under the lock: after any caller has found the deadline passed, no renewal is accepted.
+    fn current_loss(&self, state: &State) -> Option<Loss> {
         if state.ended.is_some() {
             return state.ended.clone();
         }
@@ -439,8 +412,7 @@ impl Inner {
     }
 }
 
-/// Limits a grant to the longest allowed hold, which ends at `cap`. A short one keeps three quarters of itself for
-/// the work.
+/// Limits a grant to the maximum hold, which ends at `cap`. The grace is at most a quarter of the maximum hold.
 fn limited(
     deadline: Moment,
     grace: Duration,
@@ -458,21 +430,21 @@ impl State {
         self.deadline.saturating_sub(self.grace)
     }
 
-    /// When work that did not stop by itself is dropped.
-    fn last_call(&self) -> Moment {
+    /// Returns when work that still runs is dropped.
+    fn drop_work_at(&self) -> Moment {
         self.deadline.saturating_sub(self.grace / 4)
     }
 }
 
-/// Work under way. A graceful end waits until it is dropped.
+/// A running piece of work. A graceful end waits until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Work {
     tenure: Tenure,
 }
 
 impl Work {
-    /// Completes when no other work is under way, or the tenure is over.
-    pub(crate) async fn alone(&self) {
+    /// Completes when no other work is running, or the tenure has ended.
+    pub(crate) async fn others_ended(&self) {
         tokio::select! {
             biased;
             () = self.tenure.inner.state.until(|state| (state.work <= 1).then_some(())) => {}

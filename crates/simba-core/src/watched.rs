@@ -1,54 +1,54 @@
-//! A value that one side changes and others wait on: level-triggered, and a fraction of a channel's size.
+//! A value that tasks can wait on: level-triggered, and a fraction of a channel's size.
 
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// A value under a lock, and a bell for those who wait for it to change.
+/// A value under a lock that notifies its waiters of changes.
 #[derive(Debug, Default)]
 pub(crate) struct Watched<T> {
     value: Mutex<T>,
-    bell: Notify,
+    changed: Notify,
 }
 
 impl<T> Watched<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { value: Mutex::new(value), bell: Notify::new() }
+        Self { value: Mutex::new(value), changed: Notify::new() }
     }
 
     pub(crate) fn read<R>(&self, read: impl FnOnce(&T) -> R) -> R {
         read(&self.lock())
     }
 
-    /// Changes the value and lets everyone who waits look at it.
+    /// Changes the value and notifies all waiters.
     pub(crate) fn update<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let result = change(&mut self.lock());
         self.notify();
         result
     }
 
-    /// Lets everyone who waits look at the value.
+    /// Notifies all waiters, which check the value again.
     pub(crate) fn notify(&self) {
-        self.bell.notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    /// Changes the value in a way that nobody waits for.
+    /// Changes the value without a notification, for changes that no waiter waits for.
     pub(crate) fn update_quietly<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         change(&mut self.lock())
     }
 
-    /// Waits until `look` finds what it wants. Cancel safe: the value keeps what the look would find.
+    /// Waits until `check` returns `Some`. Cancel safe: the next call checks the same value.
     #[expect(clippy::manual_async_fn, reason = "an async fn keeps its arguments twice, for every held mutex")]
-    pub(crate) fn until<R>(&self, mut look: impl FnMut(&T) -> Option<R>) -> impl Future<Output = R> {
+    pub(crate) fn until<R>(&self, mut check: impl FnMut(&T) -> Option<R>) -> impl Future<Output = R> {
         async move {
             loop {
-                // From here on `notify_waiters` is heard, so that no change falls between the look and the wait.
-                let rung = self.bell.notified();
-                if let Some(found) = self.read(&mut look) {
+                // Created before the check: it receives every `notify_waiters` from here on.
+                let notified = self.changed.notified();
+                if let Some(found) = self.read(&mut check) {
                     return found;
                 }
-                rung.await;
+                notified.await;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The same nouns on plain threads, in real time.
+//! The blocking interface on plain threads, in real time.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,20 +12,21 @@ use std::time::{Duration, Instant};
 use common::{NAME, ms};
 use simba_core::blocking::{self, Contender, Simba};
 use simba_core::operate::MutexRecord;
+use simba_core::spi::{Backend, Operate};
 use simba_core::{
-    Clock, Error, ErrorKind, Lease, Loss, MemoryBackend, MutexName, MutexState, Operate, Schedule, Status,
+    Clock, Error, ErrorKind, Lease, Loss, MemoryBackend, MutexName, MutexState, Schedule, Status,
     SystemClock, Tenure, View,
 };
 use simba_tck::{FaultyBackend, Passage, Switch, Weather};
 
-/// The renewal comes at 400 ms of a second, which leaves room for a machine that stands still for half of one.
+/// A lease that survives a stall of the machine of two seconds.
 fn lease() -> Lease {
-    Lease::new(ms(600), ms(400)).unwrap()
+    Lease::new(ms(2_000), ms(3_000)).unwrap()
 }
 
-const TOTAL: Duration = ms(1_000);
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(30);
+const TOTAL: Duration = ms(5_000);
+/// Longer than any call of these tests.
+const LONG: Duration = Duration::from_secs(60);
 
 fn simba(store: &MemoryBackend) -> Simba {
     Simba::new(store.clone()).unwrap().with_lease(lease())
@@ -40,8 +41,8 @@ fn assert_empty(store: &MemoryBackend) {
     assert_eq!((record.owner, record.waiters.unwrap_or(0)), (None, 0));
 }
 
-/// What `call` gives, unless it hangs.
-fn soon<R: Send + 'static>(call: impl FnOnce() -> R + Send + 'static) -> R {
+/// Returns the result of `call`, or panics if it hangs.
+fn in_time<R: Send + 'static>(call: impl FnOnce() -> R + Send + 'static) -> R {
     let (done, result) = mpsc::channel();
     thread::spawn(move || done.send(call()));
     result.recv_timeout(LONG).unwrap()
@@ -50,7 +51,7 @@ fn soon<R: Send + 'static>(call: impl FnOnce() -> R + Send + 'static) -> R {
 // ===== locking =====
 
 #[test]
-fn a_lock_is_held_refused_to_others_and_released() {
+fn lock_is_held_refused_to_others_and_released() {
     let store = MemoryBackend::new();
     let (one, other) = (simba(&store), simba(&store));
     let guard = one.locker(NAME).lock().unwrap();
@@ -60,9 +61,10 @@ fn a_lock_is_held_refused_to_others_and_released() {
     let locker = other.locker(NAME);
     assert!(locker.try_lock().unwrap().is_none());
     assert_eq!(locker.last_holder().id.as_ref(), Some(guard.tenure().contender()));
-    let began = Instant::now();
-    let error = locker.lock_timeout(ms(100)).unwrap_err();
-    assert!(began.elapsed() >= ms(100));
+    // Long enough for an answer of the store, which names the holder.
+    let (began, limit) = (Instant::now(), ms(3_000));
+    let error = locker.lock_timeout(limit).unwrap_err();
+    assert!(began.elapsed() >= limit);
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert_eq!(error.holder(), Some(guard.tenure().contender()));
 
@@ -78,24 +80,24 @@ fn a_lock_is_held_refused_to_others_and_released() {
 }
 
 #[test]
-fn a_waiting_thread_gets_the_mutex_when_another_releases_it() {
+fn waiting_thread_acquires_when_another_releases() {
     let store = MemoryBackend::new();
     let guard = simba(&store).locker(NAME).lock().unwrap();
     let waiting = thread::spawn({
-        // Hardly ever looks by itself, so that it is woken or late.
+        // A long poll interval: it acquires in time only if it is woken.
         let waiter = simba(&store).with_lease(lease().with_poll(LONG).unwrap());
         move || waiter.locker(NAME).lock().unwrap().token()
     });
     while record(&store).waiters != Some(1) {
-        thread::yield_now();
+        thread::sleep(ms(1));
     }
     let token = guard.token();
     guard.release().unwrap();
-    assert!(soon(move || waiting.join().unwrap()) > token);
+    assert!(in_time(move || waiting.join().unwrap()) > token);
 }
 
 #[test]
-fn renewals_go_on_while_the_caller_sleeps_for_three_leases() {
+fn renewals_continue_while_the_caller_sleeps_for_three_leases() {
     let store = MemoryBackend::new();
     let simba = simba(&store);
     let guard = simba.locker(NAME).lock().unwrap();
@@ -107,21 +109,24 @@ fn renewals_go_on_while_the_caller_sleeps_for_three_leases() {
 }
 
 #[test]
-fn a_thread_can_wait_for_the_loss() {
+fn thread_can_wait_for_the_loss() {
     let store = MemoryBackend::new();
     let simba = simba(&store);
-    let locker = simba.locker(NAME).with_max_hold(TOTAL);
+    // A quarter of the hold is between the two notifications: longer than a stall of the machine.
+    let max_hold = ms(12_000);
+    let lease = Lease::new(ms(2_000), ms(8_000)).unwrap();
+    let locker = simba.locker(NAME).with_lease(lease).with_max_hold(max_hold);
     let began = Instant::now();
     let guard = locker.lock().unwrap();
     guard.expiring();
     assert!(guard.is_held());
     assert_eq!(guard.lost(), Loss::MaxHold);
-    assert!(began.elapsed() >= TOTAL);
+    assert!(began.elapsed() >= max_hold);
     assert_eq!(guard.release().unwrap_err().kind(), ErrorKind::Lost);
 }
 
 #[test]
-fn a_dropped_guard_frees_the_mutex() {
+fn dropped_guard_frees_the_mutex() {
     let store = MemoryBackend::new();
     let simba = simba(&store);
     let guard = simba.locker(NAME).lock().unwrap();
@@ -132,30 +137,31 @@ fn a_dropped_guard_frees_the_mutex() {
 }
 
 #[test]
-fn a_guard_outlives_the_handle_it_came_from() {
+fn guard_stays_valid_after_its_handle_is_dropped() {
     let store = MemoryBackend::new();
     let guard = simba(&store).locker(NAME).lock().unwrap();
     thread::sleep(2 * TOTAL);
-    assert!(guard.is_held(), "its engine goes on: {:?}", guard.tenure().loss());
+    assert!(guard.is_held(), "its engine still runs: {:?}", guard.tenure().loss());
     guard.release().unwrap();
     assert_empty(&store);
 }
 
 #[test]
-fn a_backend_that_cannot_be_made_is_an_error() {
+fn failed_connect_is_an_error() {
     let refused = Simba::connect(async { Err(Error::new(ErrorKind::Denied, "no")) });
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Denied);
 }
 
 // ===== contending, scheduling, observing =====
 
-/// Tells a channel of every callback, and blocks in each.
-struct Telling(mpsc::Sender<(&'static str, u64)>);
+/// Sends every callback to a channel, and blocks in the first.
+struct Blocking(mpsc::Sender<(&'static str, u64)>);
 
-impl Contender for Telling {
+impl Contender for Blocking {
     fn on_acquired(&mut self, tenure: &Tenure, state: &MutexState) {
         assert!(state.is_acquired(tenure.contender()));
-        thread::sleep(2 * TOTAL);
+        // Longer than a lease.
+        thread::sleep(TOTAL + ms(1_000));
         assert!(tenure.is_held(), "a callback that blocks delays no renewal: {:?}", tenure.loss());
         self.0.send(("acquired", tenure.token().get())).unwrap();
     }
@@ -167,7 +173,7 @@ impl Contender for Telling {
     }
 }
 
-/// Tells a channel which callbacks come, and in which order.
+/// Sends the name of every callback to a channel.
 struct Phases(mpsc::Sender<&'static str>);
 
 impl Contender for Phases {
@@ -187,40 +193,38 @@ impl Contender for Phases {
 }
 
 #[test]
-fn a_contender_is_notified_to_stop_while_the_store_hangs() {
+fn contender_is_notified_to_stop_while_the_store_hangs() {
     let switch = Switch::new();
     let weather = Arc::clone(&switch) as Arc<dyn Weather>;
     let backend = FaultyBackend::new(MemoryBackend::new(), SystemClock, weather);
-    // Survives two seconds in which the machine stops.
-    let lease = Lease::new(ms(2_000), ms(3_000)).unwrap();
-    let simba = Simba::new(backend).unwrap().with_lease(lease);
-    let (told, tells) = mpsc::channel();
-    let contention = simba.contend(NAME).with_label("node-1").with_contender(Phases(told));
+    let simba = Simba::new(backend).unwrap().with_lease(lease());
+    let (callback, callbacks) = mpsc::channel();
+    let contention = simba.contend(NAME).with_label("node-1").with_contender(Phases(callback));
     contention.start().unwrap();
-    assert_eq!(tells.recv_timeout(LONG), Ok("acquired"));
+    assert_eq!(callbacks.recv_timeout(LONG), Ok("acquired"));
     assert!(contention.id().unwrap().as_str().starts_with("node-1."));
     assert_eq!(contention.label(), Some("node-1"));
     switch.set(Passage::HANG);
-    assert_eq!(tells.recv_timeout(LONG), Ok("expiring"));
-    // A renewal that was on its way when the store hung may have come late, and the end was near once more.
-    let mut callbacks = std::iter::from_fn(|| tells.recv_timeout(LONG).ok());
-    assert_eq!(callbacks.find(|callback| *callback != "expiring"), Some("released"));
+    assert_eq!(callbacks.recv_timeout(LONG), Ok("expiring"));
+    // A renewal that was in flight when the store hung may have succeeded, so that `expiring` is called twice.
+    let mut later = std::iter::from_fn(|| callbacks.recv_timeout(LONG).ok());
+    assert_eq!(later.find(|callback| *callback != "expiring"), Some("released"));
 }
 
 #[test]
-fn a_contender_is_called_back_where_it_may_block() {
+fn contender_callbacks_may_block() {
     let store = MemoryBackend::new();
     let simba = simba(&store);
-    let (told, tells) = mpsc::channel();
-    let contention = simba.contend(NAME).with_contender(Telling(told));
+    let (callback, callbacks) = mpsc::channel();
+    let contention = simba.contend(NAME).with_contender(Blocking(callback));
     assert_eq!(contention.acquired().unwrap_err().kind(), ErrorKind::Closed, "not started yet");
     contention.start().unwrap();
     let tenure = contention.acquired().unwrap();
     assert!(contention.is_owner());
     let token = tenure.token().get();
-    assert_eq!(tells.recv_timeout(LONG), Ok(("acquired", token)));
+    assert_eq!(callbacks.recv_timeout(LONG), Ok(("acquired", token)));
     contention.stop().unwrap();
-    assert_eq!(tells.try_recv(), Ok(("released", token)), "a stop waits for it");
+    assert_eq!(callbacks.try_recv(), Ok(("released", token)), "a stop waits for the callback");
     assert_eq!(tenure.loss(), Some(Loss::Released));
     assert_eq!(
         (contention.status(), contention.last_error().map(|error| error.kind())),
@@ -228,14 +232,14 @@ fn a_contender_is_called_back_where_it_may_block() {
     );
     assert_empty(&store);
     contention.start().unwrap();
-    let (acquired, again) = tells.recv_timeout(LONG).unwrap();
+    let (acquired, again) = callbacks.recv_timeout(LONG).unwrap();
     assert!(acquired == "acquired" && again > token);
     drop(contention);
-    assert_eq!(tells.recv_timeout(LONG), Ok(("released", again)));
+    assert_eq!(callbacks.recv_timeout(LONG), Ok(("released", again)));
 }
 
 #[test]
-fn leading_moves_on_when_the_leader_steps_down() {
+fn another_contender_leads_after_a_step_down() {
     let store = MemoryBackend::new();
     let (one, other) = (simba(&store), simba(&store));
     let (first, second) = (one.contend(NAME), other.contend(NAME));
@@ -244,7 +248,7 @@ fn leading_moves_on_when_the_leader_steps_down() {
     second.start().unwrap();
     first.step_down(LONG);
     let second = Arc::new(second);
-    let next = soon({
+    let next = in_time({
         let second = Arc::clone(&second);
         move || second.acquired().unwrap()
     });
@@ -255,14 +259,14 @@ fn leading_moves_on_when_the_leader_steps_down() {
 }
 
 #[test]
-fn a_job_runs_on_schedule_where_it_may_block() {
+fn scheduled_job_may_block() {
     let store = MemoryBackend::new();
     let simba = simba(&store);
     let (ran, runs) = mpsc::channel();
     let mut number = 0;
     let job = simba.scheduler(NAME).start(Schedule::fixed_rate(ms(20)).unwrap(), move |tenure| {
         number += 1;
-        assert_ne!(number, 2, "a run that panics costs the run alone");
+        assert_ne!(number, 2, "a panic ends only its run");
         if number == 1 {
             thread::sleep(2 * TOTAL);
         }
@@ -272,7 +276,7 @@ fn a_job_runs_on_schedule_where_it_may_block() {
     let job = job.unwrap();
     let seen: Vec<_> = (0..3).map(|_| runs.recv_timeout(LONG).unwrap()).collect();
     let token = seen[0].1;
-    assert_eq!(seen, [(1, token, true), (3, token, true), (4, token, true)], "one leader all along");
+    assert_eq!(seen, [(1, token, true), (3, token, true), (4, token, true)], "one tenure");
     assert!(job.is_leading());
     job.stop().unwrap();
     let progress = job.progress();
@@ -283,7 +287,38 @@ fn a_job_runs_on_schedule_where_it_may_block() {
 }
 
 #[test]
-fn an_observer_sees_the_owner_come_and_go() {
+fn job_reports_its_leader_and_steps_down() {
+    let store = MemoryBackend::new();
+    let simba = simba(&store);
+    let scheduler = simba.scheduler(NAME).with_label("job");
+    let job = scheduler.start(Schedule::fixed_rate(LONG).unwrap(), |_| Ok::<_, Error>(())).unwrap();
+    let tenure = job.acquired().unwrap();
+    assert_eq!((job.label(), job.status(), job.last_error().is_none()), (Some("job"), Status::Running, true));
+    assert_eq!(job.tenure().unwrap().token(), tenure.token());
+    assert!(job.id().as_ref() == Some(tenure.contender()) && job.owner().is_owner(tenure.contender()));
+    job.step_down(LONG);
+    assert_eq!(tenure_loss(&tenure), Loss::SteppedDown);
+    job.stop().unwrap();
+    assert_eq!(job.status(), Status::Idle);
+    assert_empty(&store);
+}
+
+fn tenure_loss(tenure: &Tenure) -> Loss {
+    blocking::wait(tenure.lost())
+}
+
+#[test]
+fn settings_apply_to_a_blocking_handle() {
+    let backend: Arc<dyn Backend> = Arc::new(MemoryBackend::new());
+    let simba =
+        Simba::connect_with(async { Ok(backend) }, |builder| builder.with_lease(lease()).with_seed(7))
+            .unwrap();
+    assert_eq!(simba.as_async().lease(), lease());
+    lock_and_release(&simba);
+}
+
+#[test]
+fn observer_returns_every_change_of_owner() {
     let store = MemoryBackend::new();
     let (one, other) = (simba(&store), simba(&store).with_lease(lease().with_poll(LONG).unwrap()));
     let mut observer = other.observe(NAME).unwrap();
@@ -298,7 +333,7 @@ fn an_observer_sees_the_owner_come_and_go() {
     assert_eq!(observer.changed().unwrap_err().kind(), ErrorKind::Closed);
 }
 
-// ===== beside a runtime =====
+// ===== on threads of a runtime =====
 
 fn lock_and_release(simba: &Simba) {
     let guard = simba.locker(NAME).lock_timeout(LONG).unwrap();
@@ -307,7 +342,7 @@ fn lock_and_release(simba: &Simba) {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn the_calls_work_on_a_runtime_s_only_thread() {
+async fn calls_work_on_the_only_thread_of_a_runtime() {
     let simba = simba(&MemoryBackend::new());
     lock_and_release(&simba);
     tokio::spawn({
@@ -325,7 +360,7 @@ async fn the_calls_work_on_a_runtime_s_only_thread() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn the_calls_work_on_a_worker_and_on_a_blocking_thread() {
+async fn calls_work_on_a_worker_and_on_a_blocking_thread() {
     let simba = simba(&MemoryBackend::new());
     let (on_worker, on_blocking) = (simba.clone(), simba.clone());
     tokio::spawn(async move { lock_and_release(&on_worker) }).await.unwrap();
@@ -333,10 +368,10 @@ async fn the_calls_work_on_a_worker_and_on_a_blocking_thread() {
     simba.shutdown();
 }
 
-/// A task of tokio may make some 128 steps before it has to yield, which a blocking call cannot.
+/// A tokio task has a budget of 128 operations before it has to yield, which a blocking call cannot.
 #[test]
-fn a_task_without_budget_left_is_not_blocked_for_ever() {
-    soon(|| {
+fn task_without_budget_is_not_blocked_forever() {
+    in_time(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let simba = simba(&MemoryBackend::new());
@@ -352,7 +387,7 @@ fn a_task_without_budget_left_is_not_blocked_for_ever() {
 // ===== ending =====
 
 #[test]
-fn a_shutdown_leaves_nothing() {
+fn shutdown_leaves_nothing() {
     let store = MemoryBackend::new();
     let simba = simba(&store);
     let contention = simba.contend("leader");
@@ -373,7 +408,7 @@ fn a_shutdown_leaves_nothing() {
 }
 
 #[test]
-fn a_shutdown_waits_for_a_guard_on_another_thread() {
+fn shutdown_waits_for_a_guard_on_another_thread() {
     let store = MemoryBackend::new();
     let simba = simba(&store);
     let guard = simba.locker(NAME).lock().unwrap();
@@ -388,12 +423,12 @@ fn a_shutdown_waits_for_a_guard_on_another_thread() {
         }
     });
     simba.shutdown();
-    assert_eq!(ended.load(Ordering::SeqCst), 1, "the work was over before the shutdown was");
+    assert_eq!(ended.load(Ordering::SeqCst), 1, "the work ended before the shutdown");
     working.join().unwrap();
     assert_empty(&store);
 }
 
-/// How many threads of this process have this name.
+/// Returns the number of threads of this process with this name.
 #[cfg(target_os = "linux")]
 fn threads(name: &str) -> usize {
     std::fs::read_dir("/proc/self/task")
@@ -403,19 +438,19 @@ fn threads(name: &str) -> usize {
         .count()
 }
 
-/// Runs in a process of its own, where no other test has an engine.
+/// Runs in a separate process, where no other test has an engine.
 #[cfg(target_os = "linux")]
 #[test]
-fn the_engine_thread_ends_with_its_last_handle() {
+fn engine_thread_ends_with_its_last_handle() {
     const CHILD: &str = "SIMBA_TEST_CHILD";
     if std::env::var_os(CHILD).is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "the_engine_thread_ends_with_its_last_handle"]).env(CHILD, "1");
+        child.args(["--exact", "engine_thread_ends_with_its_last_handle"]).env(CHILD, "1");
         let output = child.output().unwrap();
         assert!(output.status.success(), "{output:?}");
         return;
     }
-    // A thread that starts has its starter's name for a moment: let the timer's start here and now.
+    // A new thread briefly has the name of its creator: start the timer thread before threads are counted.
     blocking::wait(SystemClock.sleep_until(SystemClock.now() + ms(1)));
     let store = MemoryBackend::new();
     let handle = simba(&store);
@@ -428,7 +463,7 @@ fn the_engine_thread_ends_with_its_last_handle() {
     assert_eq!(blocking::wait(tenure.lost()), Loss::Released);
     let began = Instant::now();
     while threads("simba-engine") > 0 {
-        assert!(began.elapsed() < LONG, "the thread goes on");
+        assert!(began.elapsed() < LONG, "the thread still runs");
         thread::yield_now();
     }
     assert_empty(&store);

@@ -1,5 +1,5 @@
-//! What crosses threads: the auto traits of every public type, and of the future of every public async
-//! method. All is decided at compile time; a change of any of them is a breaking change and stops here.
+//! Auto traits: those of every public type, and of the future of every public async
+//! method. All are checked at compile time. A change of any of them is a breaking change and fails here.
 
 use std::future::{Future, Ready};
 use std::rc::Rc;
@@ -7,19 +7,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use simba_core::operate::{EvictIf, Eviction, Finding, MutexRecord, Probe};
+use simba_core::spi::{
+    Answer, Backend, Claim, ConnectUrl, Demand, Holding, Host, Intent, Operate, Ownership, Prior, Session,
+    Subscription, Wakeups,
+};
 use simba_core::{
-    Answer, Backend, Claim, Clock, ConnectUrl, ContenderId, Contention, Demand, Error, ErrorKind,
-    FencingToken, Guard, Holding, Host, Hub, Intent, Job, Lease, Listener, Locker, Loss, MemoryBackend,
-    Moment, MutexName, MutexOwner, MutexState, Observer, Operate, Ownership, Prior, Progress, Schedule,
-    Scheduler, Session, Simba, SimbaBuilder, Status, SystemClock, Tenure, TokioClock, View, blocking, clock,
+    Clock, ContenderId, Contention, Error, ErrorKind, FencingToken, Guard, Job, Lease, Locker, Loss,
+    MemoryBackend, Moment, MutexName, MutexOwner, MutexState, Observer, Progress, Schedule, Scheduler, Simba,
+    SimbaBuilder, Status, SystemClock, Tenure, TokioClock, View, blocking, clock,
 };
 
-/// Any value of a type.
+/// Returns any value of a type.
 fn value<T>() -> T {
-    unreachable!("nothing here is run")
+    unreachable!("never called")
 }
 
-/// Refuses to compile if the type has the trait: then both implementations apply and `item` is ambiguous.
+/// Fails to compile if the type has the trait: then both implementations apply and `item` is ambiguous.
 macro_rules! assert_not {
     ($value:expr, $($trait:tt)+) => {{
         trait Ambiguous<A> {
@@ -44,7 +47,7 @@ macro_rules! types {
 }
 
 types! {
-    // The levels of use.
+    // Handles.
     full: Simba, SimbaBuilder, Locker, Guard, Contention, Status, Scheduler, Schedule, Job, Progress, Observer, View;
     full: Tenure, Loss, Error, ErrorKind;
     // Values.
@@ -52,20 +55,20 @@ types! {
     // Backends.
     full: MemoryBackend, Arc<dyn Backend>, Box<dyn Backend>, Answer, Claim, Intent, Ownership, Prior;
     full: MutexRecord, EvictIf, Eviction, Probe, Finding, &'static dyn Operate;
-    full: Hub<MutexName>, Listener<MutexName>, Demand<MutexName>;
+    full: Wakeups<MutexName>, Subscription<MutexName>, Demand<MutexName>;
     // Time.
     full: Moment, SystemClock, TokioClock, Arc<dyn Clock>;
     // Without a runtime.
     full: blocking::Simba, blocking::Locker, blocking::Guard, blocking::Contention, blocking::Observer;
     full: blocking::Scheduler, blocking::Job;
-    // One caller at a time.
+    // Not shared.
     send: Box<dyn Session>, clock::Sleep;
 }
 
 const _: fn() = || {
     assert_not!(value::<Box<dyn Session>>(), Sync);
     assert_not!(value::<clock::Sleep>(), Sync);
-    // One guard at a time, and a guard is the only one.
+    // A locker has one guard at a time, and a guard is unique.
     assert_not!(value::<Locker>(), Clone);
     assert_not!(value::<Guard>(), Clone);
     assert_not!(value::<Contention>(), Clone);
@@ -73,7 +76,7 @@ const _: fn() = || {
     assert_not!(value::<Observer>(), Clone);
 };
 
-/// Futures that go anywhere: they may be sent, shared, and must be pinned.
+/// Checks futures: `Send`, `Sync` for `shared`, and not `Unpin`.
 macro_rules! futures {
     ($($kind:ident: $($future:expr),+;)+) => {
         const _: fn() = || { $($({
@@ -88,12 +91,12 @@ futures! {
     shared: value::<&Contention>().stop(), value::<&Contention>().acquired();
     shared: value::<&Job>().stop(), value::<&mut Observer>().changed(), value::<Guard>().release();
     shared: value::<&Locker>().lock(), value::<&Locker>().try_lock();
-    shared: value::<&Hub<MutexName>>().demand(), value::<&mut Listener<MutexName>>().rung();
-    // These wait on a clock, whose sleeps have one poller.
+    shared: value::<&Wakeups<MutexName>>().demand(), value::<&mut Subscription<MutexName>>().notified();
+    // These wait on a clock, whose sleeps are not `Sync`.
     sent: value::<&Locker>().lock_timeout(value::<Duration>()), value::<&Simba>().shutdown();
     sent: value::<&Tenure>().expiring(), value::<&Tenure>().lost();
     sent: value::<&Guard>().expiring(), value::<&Guard>().lost();
-    // Work makes its future what it is itself.
+    // The auto traits of the work decide.
     sent: value::<&Tenure>().run(value::<Ready<()>>()), value::<&Guard>().run(value::<Ready<()>>());
 }
 
@@ -103,7 +106,7 @@ const _: fn() = || {
     assert_not!(guard.run(value::<Ready<Rc<()>>>()), Send);
 };
 
-// What a backend hands out goes to whatever thread the engine runs on.
+// The futures of a backend run on the threads of the engine.
 const _: fn() = || {
     fn boxed<F: Future + Send + Unpin>(_: &F) {}
     boxed(&value::<&dyn Backend>().open(value()));
@@ -120,23 +123,23 @@ const _: fn() = || {
     boxed(&value::<&dyn Clock>().sleep_until(value()));
 };
 
-// An error goes where errors go.
+// `Error` converts to a boxed error.
 const _: fn() = || {
     fn error<E: std::error::Error + Send + Sync + 'static>() {}
     error::<Error>();
     let _: Box<dyn std::error::Error + Send + Sync> = value::<Error>().into();
 };
 
-/// A handle moves to another thread of a runtime with everything that was made from it.
+/// A handle and all that was created from it can move to another thread of a runtime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_works_from_another_thread() {
+async fn all_handles_work_from_another_thread() {
     let simba = Simba::new(MemoryBackend::new());
     let (locker, contention) = (simba.locker("a"), simba.contend("b"));
     let mut observer = simba.observe("a").unwrap();
     let job = simba
         .scheduler("c")
         .start(Schedule::fixed_rate(Duration::from_secs(1)).unwrap(), |_| async { Ok::<(), Error>(()) });
-    let elsewhere = tokio::spawn(async move {
+    let task = tokio::spawn(async move {
         let guard = locker.lock().await.unwrap();
         contention.start().unwrap();
         let tenure = contention.acquired().await.unwrap();
@@ -145,7 +148,7 @@ async fn everything_works_from_another_thread() {
         assert!(guard.is_held() && tenure.is_held() && leading.is_held());
         (guard, contention, job)
     });
-    let (guard, contention, job) = elsewhere.await.unwrap();
+    let (guard, contention, job) = task.await.unwrap();
     guard.release().await.unwrap();
     contention.stop().await.unwrap();
     job.unwrap().stop().await.unwrap();

@@ -1,4 +1,4 @@
-//! Leading: every tenure, every callback, every way to stop, and every outage on the way.
+//! Contention: tenures, callbacks, stops and outages, on virtual time.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,23 +14,23 @@ use std::time::Duration;
 
 use futures_util::{FutureExt, poll};
 use simba_core::operate::EvictIf;
+use simba_core::spi::{Answer, Backend, Claim, Holding, Operate, Ownership, Prior, Session, async_trait};
 use simba_core::{
-    Answer, Backend, Claim, Clock, Contender, ContenderId, Contention, ErrorKind, FencingToken, Holding,
-    Loss, MemoryBackend, Moment, MutexOwner, MutexState, Operate, Ownership, Prior, Result, Session, Status,
-    Tenure, async_trait,
+    Clock, Contender, ContenderId, Contention, ErrorKind, FencingToken, Loss, MemoryBackend, Moment,
+    MutexOwner, MutexState, Result, Status, Tenure,
 };
 use simba_tck::{Call, FaultyBackend, Leg, Passage, SkewedClock, Switch, Weather};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use world::{
-    CALL_LIMIT, DEADLINE, EXPIRING, LAST_CALL, LEASE, MUTEX, Peer, RELEASE_LIMIT, RENEWAL, TTL, World,
+    CALL_LIMIT, DEADLINE, EXPIRING, LEASE, MUTEX, Peer, RELEASE_LIMIT, RENEWAL, TTL, WORK_DROPPED, World,
     WorldClock, handle, lease, ms, name, secs,
 };
 
-// ===== a contender that writes down what it is told =====
+// ===== a contender that records its callbacks =====
 
 #[derive(Clone, Debug)]
-struct Told {
+struct Callback {
     gained: bool,
     tenure: Tenure,
     state: MutexState,
@@ -39,33 +39,33 @@ struct Told {
 }
 
 struct Recorder {
-    told: mpsc::UnboundedSender<Told>,
+    callback: mpsc::UnboundedSender<Callback>,
     clock: Arc<dyn Clock>,
-    /// How long each callback takes, in turn; those after the last take no time.
+    /// The duration of each callback, in order. Later ones take no time.
     busy: VecDeque<Duration>,
 }
 
-/// What a [`Recorder`] wrote down.
-struct Book {
-    told: mpsc::UnboundedReceiver<Told>,
-    read: Vec<Told>,
+/// The callbacks that a [`Recorder`] recorded.
+struct Callbacks {
+    callback: mpsc::UnboundedReceiver<Callback>,
+    read: Vec<Callback>,
 }
 
-fn recorder(world: &World, busy: &[Duration]) -> (Recorder, Book) {
+fn recorder(world: &World, busy: &[Duration]) -> (Recorder, Callbacks) {
     recorder_on(world.clock.clone(), busy)
 }
 
-fn recorder_on(clock: impl Clock, busy: &[Duration]) -> (Recorder, Book) {
-    let (told, book) = mpsc::unbounded_channel();
-    let recorder = Recorder { told, clock: Arc::new(clock), busy: busy.iter().copied().collect() };
-    (recorder, Book { told: book, read: Vec::new() })
+fn recorder_on(clock: impl Clock, busy: &[Duration]) -> (Recorder, Callbacks) {
+    let (callback, callbacks) = mpsc::unbounded_channel();
+    let recorder = Recorder { callback, clock: Arc::new(clock), busy: busy.iter().copied().collect() };
+    (recorder, Callbacks { callback: callbacks, read: Vec::new() })
 }
 
 impl Recorder {
-    async fn tell(&mut self, gained: bool, tenure: &Tenure, state: &MutexState) {
+    async fn record(&mut self, gained: bool, tenure: &Tenure, state: &MutexState) {
         let (tenure, state) = (tenure.clone(), state.clone());
         let (at, held) = (self.clock.now(), tenure.is_held());
-        let _ = self.told.send(Told { gained, tenure, state, at, held });
+        let _ = self.callback.send(Callback { gained, tenure, state, at, held });
         if let Some(busy) = self.busy.pop_front() {
             self.clock.sleep_until(self.clock.now() + busy).await;
         }
@@ -74,59 +74,59 @@ impl Recorder {
 
 impl Contender for Recorder {
     async fn on_acquired(&mut self, tenure: &Tenure, state: &MutexState) {
-        self.tell(true, tenure, state).await;
+        self.record(true, tenure, state).await;
     }
 
     async fn on_released(&mut self, tenure: &Tenure, state: &MutexState) {
-        self.tell(false, tenure, state).await;
+        self.record(false, tenure, state).await;
     }
 }
 
-impl Book {
+impl Callbacks {
     /// Waits for the next callback.
-    async fn next(&mut self) -> Told {
-        let told = self.told.recv().await.unwrap();
-        self.read.push(told.clone());
-        told
+    async fn next(&mut self) -> Callback {
+        let callback = self.callback.recv().await.unwrap();
+        self.read.push(callback.clone());
+        callback
     }
 
     /// Waits for the next acquired.
-    async fn acquired(&mut self) -> Told {
+    async fn acquired(&mut self) -> Callback {
         loop {
-            let told = self.next().await;
-            if told.gained {
-                return told;
+            let callback = self.next().await;
+            if callback.gained {
+                return callback;
             }
         }
     }
 
-    /// All tenures so far: each with exactly one acquired and one released, in order, with the right states.
-    fn pairs(&mut self) -> Vec<(Told, Told)> {
-        while let Ok(told) = self.told.try_recv() {
-            self.read.push(told);
+    /// Returns all tenures so far. Checks that each has one acquired and one released, in order, with the right states.
+    fn pairs(&mut self) -> Vec<(Callback, Callback)> {
+        while let Ok(callback) = self.callback.try_recv() {
+            self.read.push(callback);
         }
         let pairs: Vec<_> = self.read.chunks(2).map(pair).collect();
         for two in pairs.windows(2) {
-            assert!(two[0].0.tenure.token() < two[1].0.tenure.token(), "tokens grow");
+            assert!(two[0].0.tenure.token() < two[1].0.tenure.token(), "tokens increase");
             assert!(two[0].1.at <= two[1].0.at);
         }
         pairs
     }
 }
 
-fn pair(told: &[Told]) -> (Told, Told) {
-    let [gained, lost] = told else { panic!("an acquired without its released: {told:?}") };
-    assert!(gained.gained && !lost.gained, "out of order: {told:?}");
+fn pair(callbacks: &[Callback]) -> (Callback, Callback) {
+    let [gained, lost] = callbacks else { panic!("an acquired without its released: {callbacks:?}") };
+    assert!(gained.gained && !lost.gained, "out of order: {callbacks:?}");
     assert_eq!(gained.tenure.token(), lost.tenure.token(), "of the same tenure");
-    assert!(gained.held, "acquired what was lost already");
+    assert!(gained.held, "acquired after the loss");
     assert!(gained.at <= lost.at);
-    let me = gained.tenure.contender();
-    assert_eq!(me, lost.tenure.contender());
-    assert!(gained.state.is_acquired(me) && !gained.state.is_released(me), "{:?}", gained.state);
-    assert!(gained.state.after.is_owner(me) && !gained.state.before.is_owner(me));
+    let id = gained.tenure.contender();
+    assert_eq!(id, lost.tenure.contender());
+    assert!(gained.state.is_acquired(id) && !gained.state.is_released(id), "{:?}", gained.state);
+    assert!(gained.state.after.is_owner(id) && !gained.state.before.is_owner(id));
     assert_eq!(gained.state.after.token, Some(gained.tenure.token()));
-    assert!(lost.state.is_released(me) && !lost.state.is_acquired(me), "{:?}", lost.state);
-    assert!(lost.state.before.is_owner(me) && !lost.state.after.is_owner(me));
+    assert!(lost.state.is_released(id) && !lost.state.is_acquired(id), "{:?}", lost.state);
+    assert!(lost.state.before.is_owner(id) && !lost.state.after.is_owner(id));
     (gained.clone(), lost.clone())
 }
 
@@ -137,19 +137,41 @@ impl Peer {
         self.simba.contend(MUTEX)
     }
 
-    /// A contention that leads.
-    async fn lead(&self) -> (Contention, Tenure) {
+    fn start(&self) -> Contention {
         let contention = self.contend();
         contention.start().unwrap();
+        contention
+    }
+
+    fn start_with(&self, contender: impl Contender) -> Contention {
+        let contention = self.contend().with_contender(contender);
+        contention.start().unwrap();
+        contention
+    }
+
+    /// Starts a contention that records its callbacks, the first of which take `busy`.
+    fn recorded(&self, world: &World, busy: &[Duration]) -> (Contention, Callbacks) {
+        let (contender, callbacks) = recorder(world, busy);
+        (self.start_with(contender), callbacks)
+    }
+
+    /// Starts a contention that reports all its callbacks, the first of which takes `busy`.
+    fn phased(&self, world: &World, busy: Duration) -> (Contention, mpsc::UnboundedReceiver<Called>) {
+        let (contender, calls) = phases(world.clock.clone(), busy);
+        (self.start_with(contender), calls)
+    }
+
+    /// Starts a contention and waits until it leads.
+    async fn lead(&self) -> (Contention, Tenure) {
+        let contention = self.start();
         let tenure = contention.acquired().await.unwrap();
         (contention, tenure)
     }
 
-    /// A contention that has asked the store and was refused.
+    /// Starts a contention and waits until it is queued.
     async fn wait(&self, world: &World) -> Contention {
         let before = world.record().await.waiters.unwrap_or(0);
-        let contention = self.contend();
-        contention.start().unwrap();
+        let contention = self.start();
         world.queue_of(before + 1).await;
         contention
     }
@@ -159,7 +181,7 @@ fn until(world: &World, since: Moment) -> Duration {
     world.now() - since
 }
 
-/// A log that several parties write to.
+/// A log that several tasks write to.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -176,9 +198,8 @@ impl Log {
 // ===== leading =====
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_keeps_its_tenure_for_fifty_leases_and_is_never_told_to_stop() {
-    let world = World::new();
-    let peer = world.peer(1);
+async fn leader_keeps_its_tenure_for_fifty_leases_without_expiring() {
+    let (world, peer) = World::with_peer();
     let (contention, tenure) = peer.lead().await;
     timeout(50 * LEASE, tenure.expiring()).await.unwrap_err();
     assert!(tenure.is_held() && contention.is_owner() && contention.is_in_ttl());
@@ -186,15 +207,14 @@ async fn a_leader_keeps_its_tenure_for_fifty_leases_and_is_never_told_to_stop() 
     assert!(contention.state().is_acquired(tenure.contender()), "a renewal changes no owner");
     let record = world.record().await;
     assert_eq!((record.owner, record.token), (contention.id(), Some(tenure.token())));
-    // One call won, and renewals come 360 to 400 ms apart.
+    // One call acquired, and renewals follow every 360 to 400 ms.
     let calls = peer.switch.count(Call::Contend);
     assert!((1 + 50_000 / 400..=1 + 50_000 / 360).contains(&calls), "{calls} calls");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_handle_tells_status_owner_state_and_windows() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
+async fn handle_returns_status_owner_state_and_windows() {
+    let (world, one, two) = World::with_peers();
     let idle = one.contend();
     assert_eq!((idle.status(), idle.id(), idle.is_owner()), (Status::Idle, None, false));
     assert_eq!((idle.owner(), idle.state()), (MutexOwner::none(), MutexState::none()));
@@ -202,21 +222,21 @@ async fn the_handle_tells_status_owner_state_and_windows() {
 
     let (leader, tenure) = one.lead().await;
     let follower = two.wait(&world).await;
-    let (me, other) = (leader.id().unwrap(), follower.id().unwrap());
+    let (id, other) = (leader.id().unwrap(), follower.id().unwrap());
     assert_eq!((leader.status(), follower.status()), (Status::Running, Status::Running));
-    assert!(leader.state().is_acquired(&me) && leader.owner().is_owner(&me));
-    assert!(follower.owner().is_owner(&me) && !follower.is_owner() && !follower.is_in_ttl());
+    assert!(leader.state().is_acquired(&id) && leader.owner().is_owner(&id));
+    assert!(follower.owner().is_owner(&id) && !follower.is_owner() && !follower.is_in_ttl());
     assert_eq!(follower.owner().token, Some(tenure.token()));
     assert!(follower.owner().is_in_ttl(world.now()));
 
     leader.stop().await.unwrap();
     let second = follower.acquired().await.unwrap();
     assert_eq!((leader.status(), leader.owner()), (Status::Idle, MutexOwner::none()));
-    assert!(leader.state().is_released(&me) && leader.tenure().is_none());
+    assert!(leader.state().is_released(&id) && leader.tenure().is_none());
     assert!(follower.state().is_acquired(&other) && follower.is_owner() && follower.is_in_ttl());
     assert_eq!(second.contender(), &other);
 
-    // Without renewals: in the ttl, then in the transition, then no owner any more.
+    // Without renewals: in the ttl, then in the transition, then no owner.
     two.switch.set(Passage::HANG);
     let sent = second.deadline().saturating_sub(DEADLINE);
     let at = |after: Duration| world.clock.sleep_until(sent + after);
@@ -228,13 +248,12 @@ async fn the_handle_tells_status_owner_state_and_windows() {
     assert!(follower.is_owner() && follower.tenure().is_some());
     at(DEADLINE).await;
     assert!(!follower.is_owner() && follower.tenure().is_none() && !follower.is_in_ttl());
-    assert_eq!(follower.status(), Status::Running, "it contends on");
+    assert_eq!(follower.status(), Status::Running, "it keeps contending");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_renewal_is_tried_again_and_costs_no_tenure() {
-    let world = World::new();
-    let peer = world.peer(1);
+async fn failed_renewal_is_retried_and_ends_no_tenure() {
+    let (_world, peer) = World::with_peer();
     let (contention, tenure) = peer.lead().await;
     for faults in 1..=20 {
         peer.switch.once(Call::Contend, Passage::fail(ErrorKind::Unavailable));
@@ -248,12 +267,11 @@ async fn a_failed_renewal_is_tried_again_and_costs_no_tenure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_that_ends_before_the_deadline_costs_no_tenure() {
-    let world = World::new();
-    let peer = world.peer(1);
+async fn outage_that_ends_before_the_deadline_ends_no_tenure() {
+    let (world, peer) = World::with_peer();
     let (_contention, tenure) = peer.lead().await;
     for _ in 0..20 {
-        // From just before a renewal until the last moment at which a retry still comes in time.
+        // From just before a renewal until the last moment at which a retry is still in time.
         world.clock.sleep_until(tenure.deadline().saturating_sub(DEADLINE) + ms(359)).await;
         peer.switch.set(Passage::fail(ErrorKind::Unavailable));
         tenure.expiring().await;
@@ -266,24 +284,22 @@ async fn an_outage_that_ends_before_the_deadline_costs_no_tenure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_win_whose_reply_was_lost_is_adopted_with_its_token() {
-    let world = World::new();
-    let peer = world.peer(1);
+async fn acquisition_with_a_lost_reply_is_adopted_with_its_token() {
+    let (world, peer) = World::with_peer();
     peer.switch.once(Call::Contend, Passage::REPLY_LOST);
     let (_contention, tenure) = peer.lead().await;
-    // One call that is waited out, and the first retry: half of 30 ms to 30 ms.
+    // One call that times out, and the first retry after 15 to 30 ms.
     assert!((CALL_LIMIT + ms(15)..=CALL_LIMIT + ms(30)).contains(&tenure.acquired_at().since_zero()));
     let record = world.record().await;
     assert_eq!((record.token, record.waiters), (Some(tenure.token()), Some(0)));
-    assert_eq!(tenure.token().get(), 1, "the one that the lost reply had");
+    assert_eq!(tenure.token().get(), 1, "the token of the lost reply");
 }
 
 // ===== callbacks =====
 
 #[tokio::test(start_paused = true)]
 async fn every_acquired_has_one_released_with_the_states_on_both_sides() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
+    let (world, one, two) = World::with_peers();
     let (first, mut first_book) = recorder(&world, &[]);
     let (second, mut second_book) = recorder(&world, &[]);
     let (a, b) = (one.contend().with_contender(first), two.contend().with_contender(second));
@@ -306,11 +322,11 @@ async fn every_acquired_has_one_released_with_the_states_on_both_sides() {
     b.stop().await.unwrap();
     let (of_a, of_b) = (first_book.pairs(), second_book.pairs());
     assert_eq!((of_a.len(), of_b.len()), (11, 11));
-    assert_eq!(of_a[0].0.state.before, MutexOwner::none(), "nobody owned it before");
+    assert_eq!(of_a[0].0.state.before, MutexOwner::none(), "no owner before");
     for ((gained, _), (other, _)) in of_a[1..].iter().zip(&of_b) {
-        assert!(gained.state.is_released(other.tenure.contender()), "taken over from the other: {gained:?}");
+        assert!(gained.state.is_released(other.tenure.contender()), "after the other contender: {gained:?}");
     }
-    assert!(of_b[0].0.state.is_released(of_a[0].0.tenure.contender()), "and the other way round");
+    assert!(of_b[0].0.state.is_released(of_a[0].0.tenure.contender()), "and vice versa");
     let ends: Vec<_> = of_b.iter().map(|(_, lost)| lost.tenure.loss().unwrap()).collect();
     assert_eq!(ends[..10], vec![Loss::SteppedDown; 10]);
     assert_eq!(ends[10], Loss::Released);
@@ -319,85 +335,73 @@ async fn every_acquired_has_one_released_with_the_states_on_both_sides() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_contender_is_told_at_the_deadline_when_the_store_hangs() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[]);
-    let contention = peer.contend().with_contender(contender);
-    contention.start().unwrap();
-    let tenure = book.next().await.tenure;
+async fn contender_is_notified_at_the_deadline_if_the_store_hangs() {
+    let (world, peer) = World::with_peer();
+    let (contention, mut callbacks) = peer.recorded(&world, &[]);
+    let tenure = callbacks.next().await.tenure;
     sleep(secs(3)).await;
     peer.switch.set(Passage::HANG);
     let deadline = tenure.deadline();
-    let told = book.next().await;
-    assert_eq!((told.gained, told.at, world.now()), (false, deadline, deadline));
+    let callback = callbacks.next().await;
+    assert_eq!((callback.gained, callback.at, world.now()), (false, deadline, deadline));
     assert_eq!(tenure.loss(), Some(Loss::Deadline));
     peer.switch.clear();
-    assert!(book.next().await.gained, "it leads again");
+    assert!(callbacks.next().await.gained, "it leads again");
     contention.stop().await.unwrap();
-    assert_eq!(book.pairs().len(), 2);
+    assert_eq!(callbacks.pairs().len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_contender_is_told_at_its_next_renewal_that_it_was_evicted() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
-    let (contender, mut book) = recorder(&world, &[]);
-    let contention = one.contend().with_contender(contender);
-    contention.start().unwrap();
-    let first = book.next().await.tenure;
+async fn evicted_contender_is_notified_at_its_next_renewal() {
+    let (world, one, two) = World::with_peers();
+    let (contention, mut callbacks) = one.recorded(&world, &[]);
+    let first = callbacks.next().await.tenure;
 
-    // With nobody else around it gets the mutex back at once, as a new tenure.
+    // Without a waiter it acquires the mutex again at once, as a new tenure.
     sleep(ms(100)).await;
     world.store.evict(&name(MUTEX), EvictIf::Any).await.unwrap();
-    let told = book.next().await;
-    assert_eq!(told.tenure.loss(), Some(Loss::Vanished));
-    assert!(told.at <= first.acquired_at() + RENEWAL);
-    let gained = book.next().await;
-    assert_eq!(gained.at, told.at);
+    let callback = callbacks.next().await;
+    assert_eq!(callback.tenure.loss(), Some(Loss::Vanished));
+    assert!(callback.at <= first.acquired_at() + RENEWAL);
+    let gained = callbacks.next().await;
+    assert_eq!(gained.at, callback.at);
     assert!(gained.tenure.token() > first.token());
 
-    // With a waiter around, the waiter gets it.
+    // With a waiter, the waiter acquires it.
     let rival = two.wait(&world).await;
     world.store.evict(&name(MUTEX), EvictIf::Token(gained.tenure.token())).await.unwrap();
     let taken = rival.acquired().await.unwrap();
-    let told = book.next().await;
-    assert_eq!(told.tenure.loss(), Some(Loss::TakenBy(taken.contender().clone())));
-    assert!(told.state.after.is_owner(taken.contender()), "the state names the new owner");
-    assert!(told.at <= gained.at + RENEWAL);
+    let callback = callbacks.next().await;
+    assert_eq!(callback.tenure.loss(), Some(Loss::TakenBy(taken.contender().clone())));
+    assert!(callback.state.after.is_owner(taken.contender()), "the state names the new owner");
+    assert!(callback.at <= gained.at + RENEWAL);
     contention.stop().await.unwrap();
-    assert_eq!(book.pairs().len(), 2);
-    assert!(taken.is_held(), "and the stop of the old one does not touch it");
+    assert_eq!(callbacks.pairs().len(), 2);
+    assert!(taken.is_held(), "the stop of the old holder does not change it");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquired_that_outlives_its_tenure_is_still_followed_by_its_released() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[secs(3)]);
-    let contention = peer.contend().with_contender(contender);
-    contention.start().unwrap();
-    let tenure = book.next().await.tenure;
+async fn released_follows_an_acquired_that_takes_longer_than_its_tenure() {
+    let (world, peer) = World::with_peer();
+    let (contention, mut callbacks) = peer.recorded(&world, &[secs(3)]);
+    let tenure = callbacks.next().await.tenure;
     peer.switch.set(Passage::HANG);
     assert_eq!(tenure.lost().await, Loss::Deadline);
     assert_eq!(world.now(), tenure.acquired_at() + DEADLINE, "the callback delays no loss");
-    let told = book.next().await;
-    assert_eq!((told.gained, told.at), (false, tenure.acquired_at() + secs(3)));
-    assert_eq!(told.tenure.token(), tenure.token());
+    let callback = callbacks.next().await;
+    assert_eq!((callback.gained, callback.at), (false, tenure.acquired_at() + secs(3)));
+    assert_eq!(callback.tenure.token(), tenure.token());
     peer.switch.clear();
-    assert!(book.next().await.gained);
+    assert!(callbacks.next().await.gained);
     contention.stop().await.unwrap();
-    assert_eq!(book.pairs().len(), 2);
+    assert_eq!(callbacks.pairs().len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tenure_that_came_and_went_while_a_callback_was_busy_is_skipped_as_a_pair() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[secs(10)]);
-    let contention = peer.contend().with_contender(contender);
-    contention.start().unwrap();
-    let first = book.next().await.tenure;
+async fn tenure_that_begins_and_ends_during_a_callback_is_skipped() {
+    let (world, peer) = World::with_peer();
+    let (contention, mut callbacks) = peer.recorded(&world, &[secs(10)]);
+    let first = callbacks.next().await.tenure;
     let mut skipped = Vec::new();
     for _ in 0..2 {
         peer.switch.set(Passage::HANG);
@@ -407,112 +411,108 @@ async fn a_tenure_that_came_and_went_while_a_callback_was_busy_is_skipped_as_a_p
     }
     let last = skipped.pop().unwrap();
     assert!(first.token() < skipped[0] && skipped[0] < last);
-    assert!(world.now() < first.acquired_at() + secs(10), "all within the first callback");
-    assert!(!book.next().await.gained);
+    assert!(world.now() < first.acquired_at() + secs(10), "all during the first callback");
+    assert!(!callbacks.next().await.gained);
     assert_eq!(world.now(), first.acquired_at() + secs(10));
-    assert_eq!(book.next().await.tenure.token(), last, "the one in between is skipped");
+    assert_eq!(callbacks.next().await.tenure.token(), last, "the tenure in between is skipped");
     contention.stop().await.unwrap();
-    assert_eq!(book.pairs().len(), 2);
+    assert_eq!(callbacks.pairs().len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tenure_that_ends_in_the_very_moment_in_which_a_callback_does_is_skipped() {
+async fn tenure_that_ends_together_with_a_callback_is_skipped() {
     let world = World::new();
     let (clock, switch) = (SkewedClock::new(world.clock.clone()), Switch::new());
     let simba = world.handle(1, Arc::clone(&switch) as Arc<dyn Weather>, clock.clone());
-    let (contender, mut book) = recorder_on(clock.clone(), &[secs(10)]);
+    let (contender, mut callbacks) = recorder_on(clock.clone(), &[secs(10)]);
     let contention = simba.contend(MUTEX).with_contender(contender);
     contention.start().unwrap();
-    let first = book.next().await.tenure;
+    let first = callbacks.next().await.tenure;
     switch.set(Passage::HANG);
     first.lost().await;
     switch.clear();
     let second = contention.acquired().await.unwrap();
-    // The machine was asleep: the callback is over, and so is the tenure, though no task has noticed yet.
+    // The machine was suspended: callback and tenure have ended, but no task has noticed yet.
     clock.jump(secs(10));
     assert!(!second.is_held());
-    assert!(!book.next().await.gained);
-    assert!(book.next().await.tenure.token() > second.token());
+    assert!(!callbacks.next().await.gained);
+    assert!(callbacks.next().await.tenure.token() > second.token());
     contention.stop().await.unwrap();
-    assert_eq!(book.pairs().len(), 2);
+    assert_eq!(callbacks.pairs().len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn row_61_a_callback_that_takes_ten_leases_costs_no_renewal() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
-    let (contender, mut book) = recorder(&world, &[10 * LEASE]);
-    let contention = one.contend().with_contender(contender);
-    contention.start().unwrap();
-    let tenure = book.next().await.tenure;
+async fn row_61_callback_of_ten_leases_delays_no_renewal() {
+    let (world, one, two) = World::with_peers();
+    let (contention, mut callbacks) = one.recorded(&world, &[10 * LEASE]);
+    let tenure = callbacks.next().await.tenure;
     let rival = two.wait(&world).await;
     timeout(10 * LEASE, tenure.expiring()).await.unwrap_err();
     assert!(tenure.is_held() && !rival.is_owner());
     contention.stop().await.unwrap();
-    assert_eq!(book.pairs().len(), 1);
+    assert_eq!(callbacks.pairs().len(), 1);
 }
 
-/// Panics in its callbacks: before their futures are made, or within them.
-struct Clumsy {
-    told: mpsc::UnboundedSender<bool>,
-    early: bool,
+/// Panics in its callbacks: before their futures are created, or in the futures.
+struct Panicking {
+    callback: mpsc::UnboundedSender<bool>,
+    before_future: bool,
 }
 
-impl Clumsy {
-    fn stumble(&self, gained: bool) -> impl Future<Output = ()> + Send + use<> {
-        let (told, early) = (self.told.clone(), self.early);
-        let _ = told.send(gained);
-        assert!(!early, "clumsy, early");
-        async move { panic!("clumsy, late") }
+impl Panicking {
+    fn panics(&self, gained: bool) -> impl Future<Output = ()> + Send + use<> {
+        let (callback, before_future) = (self.callback.clone(), self.before_future);
+        let _ = callback.send(gained);
+        assert!(!before_future, "before the future");
+        async move { panic!("in the future") }
     }
 }
 
-impl Contender for Clumsy {
+impl Contender for Panicking {
     fn on_acquired(&mut self, _: &Tenure, _: &MutexState) -> impl Future<Output = ()> + Send {
-        self.stumble(true)
+        self.panics(true)
     }
 
     fn on_released(&mut self, _: &Tenure, _: &MutexState) -> impl Future<Output = ()> + Send {
-        self.stumble(false)
+        self.panics(false)
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_callback_that_panics_ends_neither_the_tenure_nor_the_callbacks() {
-    for early in [false, true] {
-        let world = World::new();
-        let peer = world.peer(1);
-        let (told, mut book) = mpsc::unbounded_channel();
-        let contention = peer.contend().with_contender(Clumsy { told, early });
+async fn panic_in_a_callback_ends_neither_the_tenure_nor_the_callbacks() {
+    for before_future in [false, true] {
+        let (world, peer) = World::with_peer();
+        let (callback, mut callbacks) = mpsc::unbounded_channel();
+        let contention = peer.contend().with_contender(Panicking { callback, before_future });
         contention.start().unwrap();
-        assert_eq!(book.recv().await, Some(true));
+        assert_eq!(callbacks.recv().await, Some(true));
         let tenure = contention.acquired().await.unwrap();
         timeout(3 * LEASE, tenure.expiring()).await.unwrap_err();
         contention.step_down(Duration::ZERO);
-        assert_eq!(book.recv().await, Some(false), "early: {early}");
-        assert_eq!(book.recv().await, Some(true), "early: {early}");
+        assert_eq!(callbacks.recv().await, Some(false), "{before_future}");
+        assert_eq!(callbacks.recv().await, Some(true), "{before_future}");
         contention.stop().await.unwrap();
-        assert_eq!(book.recv().await, Some(false), "early: {early}");
+        assert_eq!(callbacks.recv().await, Some(false), "{before_future}");
         world.assert_empty().await;
     }
 }
 
 // ===== the order of a graceful stop =====
 
-/// Writes down the begin and the end of its callbacks.
-struct Scribe {
+/// Logs the start and the end of its callbacks.
+struct Logging {
     name: &'static str,
     log: Log,
     clock: WorldClock,
 }
 
-impl Contender for Scribe {
+impl Contender for Logging {
     async fn on_acquired(&mut self, _: &Tenure, _: &MutexState) {
         self.log.note(format!("{} acquired", self.name));
     }
 
     async fn on_released(&mut self, tenure: &Tenure, _: &MutexState) {
-        assert!(tenure.is_held(), "told before the mutex is freed");
+        assert!(tenure.is_held(), "called before the mutex is freed");
         self.log.note(format!("{} releases", self.name));
         self.clock.sleep_until(self.clock.now() + ms(50)).await;
         self.log.note(format!("{} released", self.name));
@@ -520,14 +520,13 @@ impl Contender for Scribe {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_ends_the_work_then_tells_the_contender_and_only_then_lets_another_lead() {
+async fn stop_ends_the_work_then_notifies_the_contender_then_frees_the_mutex() {
     for step_down in [false, true] {
-        let world = World::new();
-        let (one, two) = (world.peer(1), world.peer(2));
+        let (world, one, two) = World::with_peers();
         let log = Log::default();
-        let scribe = |name| Scribe { name, log: log.clone(), clock: world.clock.clone() };
-        let a = one.contend().with_contender(scribe("a"));
-        let b = two.contend().with_contender(scribe("b"));
+        let logging = |name| Logging { name, log: log.clone(), clock: world.clock.clone() };
+        let a = one.contend().with_contender(logging("a"));
+        let b = two.contend().with_contender(logging("b"));
         a.start().unwrap();
         let first = a.acquired().await.unwrap();
         b.start().unwrap();
@@ -537,30 +536,30 @@ async fn a_stop_ends_the_work_then_tells_the_contender_and_only_then_lets_anothe
             let work = async {
                 notes.note("work starts");
                 tenure.expiring().await;
-                notes.note("work is told");
+                notes.note("work is notified");
                 sleep(ms(100)).await;
                 notes.note("work ended");
             };
             tenure.run(work).await
         });
         sleep(ms(100)).await;
-        let asked = world.now();
+        let requested = world.now();
         if step_down {
             a.step_down(secs(10));
             first.lost().await;
         } else {
             a.stop().await.unwrap();
         }
-        assert_eq!(until(&world, asked), ms(150), "100 ms of work and 50 ms of callback");
-        assert!(work.await.unwrap().is_ok(), "the work came to its own end");
+        assert_eq!(until(&world, requested), ms(150), "100 ms of work and 50 ms of callback");
+        assert!(work.await.unwrap().is_ok(), "the work was not dropped");
         let second = b.acquired().await.unwrap();
-        assert_eq!(second.acquired_at(), asked + ms(150), "handed over without a gap, and without overlap");
+        assert_eq!(second.acquired_at(), requested + ms(150), "no gap and no overlap");
         assert!(second.token() > first.token());
         b.stop().await.unwrap();
         let expected = [
             "a acquired",
             "work starts",
-            "work is told",
+            "work is notified",
             "work ended",
             "a releases",
             "a released",
@@ -572,7 +571,7 @@ async fn a_stop_ends_the_work_then_tells_the_contender_and_only_then_lets_anothe
     }
 }
 
-/// Tells when it is dropped.
+/// Sends the moment of its drop.
 struct Dropped(Option<tokio::sync::oneshot::Sender<Moment>>, WorldClock);
 
 impl Drop for Dropped {
@@ -582,9 +581,8 @@ impl Drop for Dropped {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_does_not_end_is_dropped_before_the_deadline_and_the_stop_goes_on() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
+async fn work_that_does_not_end_is_dropped_before_the_deadline_and_the_stop_continues() {
+    let (world, one, two) = World::with_peers();
     let (contention, tenure) = one.lead().await;
     let rival = two.wait(&world).await;
     let (dropped, when) = tokio::sync::oneshot::channel();
@@ -599,21 +597,18 @@ async fn work_that_does_not_end_is_dropped_before_the_deadline_and_the_stop_goes
     });
     sleep(ms(100)).await;
     contention.stop().await.unwrap();
-    assert_eq!(world.now(), tenure.acquired_at() + LAST_CALL);
-    assert_eq!(when.await.unwrap(), tenure.acquired_at() + LAST_CALL);
+    assert_eq!(world.now(), tenure.acquired_at() + WORK_DROPPED);
+    assert_eq!(when.await.unwrap(), tenure.acquired_at() + WORK_DROPPED);
     assert_eq!(work.await.unwrap().unwrap_err().kind(), ErrorKind::Lost);
-    assert_eq!(rival.acquired().await.unwrap().acquired_at(), tenure.acquired_at() + LAST_CALL);
+    assert_eq!(rival.acquired().await.unwrap().acquired_at(), tenure.acquired_at() + WORK_DROPPED);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_waits_for_a_callback_until_the_deadline_and_no_longer() {
+async fn stop_waits_for_a_callback_until_the_deadline() {
     for busy in [vec![secs(3600)], vec![Duration::ZERO, secs(3600)]] {
-        let world = World::new();
-        let peer = world.peer(1);
-        let (contender, mut book) = recorder(&world, &busy);
-        let contention = peer.contend().with_contender(contender);
-        contention.start().unwrap();
-        let tenure = book.next().await.tenure;
+        let (world, peer) = World::with_peer();
+        let (contention, mut callbacks) = peer.recorded(&world, &busy);
+        let tenure = callbacks.next().await.tenure;
         sleep(ms(100)).await;
         contention.stop().await.unwrap();
         assert_eq!(world.now(), tenure.acquired_at() + DEADLINE);
@@ -624,17 +619,14 @@ async fn a_stop_waits_for_a_callback_until_the_deadline_and_no_longer() {
 
 #[tokio::test(start_paused = true)]
 async fn no_work_starts_once_the_end_is_announced() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[Duration::ZERO, ms(100)]);
-    let contention = peer.contend().with_contender(contender);
-    contention.start().unwrap();
-    let tenure = book.next().await.tenure;
+    let (world, peer) = World::with_peer();
+    let (contention, mut callbacks) = peer.recorded(&world, &[Duration::ZERO, ms(100)]);
+    let tenure = callbacks.next().await.tenure;
     assert!(contention.stop().now_or_never().is_none());
-    book.next().await;
+    callbacks.next().await;
     assert!(tenure.is_held() && tenure.is_expiring());
     assert_eq!(tenure.run(async { panic!("started") }).await.unwrap_err().kind(), ErrorKind::Lost);
-    assert!(contention.acquired().now_or_never().is_none(), "nor is the tenure handed out any more");
+    assert!(contention.acquired().now_or_never().is_none(), "the tenure is not returned any more");
     contention.stop().await.unwrap();
     assert_eq!(until(&world, tenure.acquired_at()), ms(100));
 }
@@ -642,9 +634,8 @@ async fn no_work_starts_once_the_end_is_announced() {
 // ===== stopping in every state =====
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_before_the_start_does_nothing() {
-    let world = World::new();
-    let peer = world.peer(1);
+async fn stop_before_the_start_does_nothing() {
+    let (world, peer) = World::with_peer();
     let contention = peer.contend();
     contention.stop().await.unwrap();
     contention.step_down(secs(1));
@@ -655,10 +646,9 @@ async fn a_stop_before_the_start_does_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_initial_delay_comes_first_and_a_stop_ends_it_at_once() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[]);
+async fn initial_delay_precedes_the_first_call_and_a_stop_ends_it() {
+    let (world, peer) = World::with_peer();
+    let (contender, mut callbacks) = recorder(&world, &[]);
     let contention = peer.contend().with_contender(contender).with_initial_delay(secs(5));
     contention.start().unwrap();
     sleep(ms(4999)).await;
@@ -666,7 +656,7 @@ async fn the_initial_delay_comes_first_and_a_stop_ends_it_at_once() {
     contention.stop().await.unwrap();
     assert_eq!(world.now(), Moment::ZERO + ms(4999));
     assert_eq!((peer.switch.count(Call::Open), contention.status()), (0, Status::Idle));
-    assert!(book.pairs().is_empty());
+    assert!(callbacks.pairs().is_empty());
 
     contention.start().unwrap();
     let tenure = contention.acquired().await.unwrap();
@@ -674,125 +664,109 @@ async fn the_initial_delay_comes_first_and_a_stop_ends_it_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_while_waiting_leaves_the_queue_at_once() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
+async fn stop_of_a_waiter_leaves_the_queue_at_once() {
+    let (world, one, two) = World::with_peers();
     let (_leader, tenure) = one.lead().await;
-    let (contender, mut book) = recorder(&world, &[]);
-    let contention = two.contend().with_contender(contender);
-    contention.start().unwrap();
+    let (contention, mut callbacks) = two.recorded(&world, &[]);
     world.queue_of(1).await;
     sleep(ms(10)).await;
     contention.stop().await.unwrap();
     assert_eq!((world.now(), contention.status()), (Moment::ZERO + ms(10), Status::Idle));
     assert_eq!(world.record().await.waiters, Some(0));
-    assert!(tenure.is_held() && book.pairs().is_empty());
+    assert!(tenure.is_held() && callbacks.pairs().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_while_a_callback_is_busy_waits_for_both_callbacks() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[ms(300), ms(200)]);
-    let contention = peer.contend().with_contender(contender);
-    contention.start().unwrap();
-    let tenure = book.next().await.tenure;
+async fn stop_during_a_callback_waits_for_both_callbacks() {
+    let (world, peer) = World::with_peer();
+    let (contention, mut callbacks) = peer.recorded(&world, &[ms(300), ms(200)]);
+    let tenure = callbacks.next().await.tenure;
     contention.stop().await.unwrap();
     assert_eq!(world.now(), tenure.acquired_at() + ms(500));
-    assert_eq!(book.pairs()[0].1.at, tenure.acquired_at() + ms(300));
+    assert_eq!(callbacks.pairs()[0].1.at, tenure.acquired_at() + ms(300));
     assert_eq!(tenure.loss(), Some(Loss::Released));
     world.assert_empty().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_in_the_cooldown_of_a_step_down_ends_it_at_once() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[]);
-    let contention = peer.contend().with_contender(contender);
-    contention.start().unwrap();
-    book.next().await;
+async fn stop_during_a_cooldown_ends_it_at_once() {
+    let (world, peer) = World::with_peer();
+    let (contention, mut callbacks) = peer.recorded(&world, &[]);
+    callbacks.next().await;
     contention.step_down(secs(100));
-    book.next().await;
+    callbacks.next().await;
     sleep(secs(1)).await;
     assert_eq!(contention.status(), Status::Running);
     contention.stop().await.unwrap();
     assert_eq!(world.now(), Moment::ZERO + secs(1));
-    assert_eq!(book.pairs().len(), 1);
+    assert_eq!(callbacks.pairs().len(), 1);
     world.assert_empty().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_while_the_store_hangs_is_bounded_and_says_so() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
-    let (contender, mut book) = recorder(&world, &[]);
-    let leader = one.contend().with_contender(contender);
-    leader.start().unwrap();
-    let tenure = book.next().await.tenure;
+async fn stop_while_the_store_hangs_is_bounded_and_returns_the_error() {
+    let (world, one, two) = World::with_peers();
+    let (leader, mut callbacks) = one.recorded(&world, &[]);
+    let tenure = callbacks.next().await.tenure;
     let follower = two.wait(&world).await;
     sleep(ms(100)).await;
     one.switch.set(Passage::HANG);
     two.switch.set(Passage::HANG);
 
-    // Between two calls: the release alone is tried.
-    let asked = world.now();
+    // Between two calls: only the release is retried.
+    let requested = world.now();
     assert_eq!(leader.stop().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    assert!(until(&world, asked) <= RELEASE_LIMIT && one.switch.count(Call::Release) >= 3);
+    assert!(until(&world, requested) <= RELEASE_LIMIT && one.switch.count(Call::Release) >= 3);
     assert_eq!((leader.status(), tenure.loss()), (Status::Idle, Some(Loss::Released)));
     assert_eq!(leader.last_error().unwrap().kind(), ErrorKind::Unavailable);
-    assert_eq!(book.pairs()[0].1.at, asked);
+    assert_eq!(callbacks.pairs()[0].1.at, requested);
     leader.stop().await.unwrap();
-    assert_eq!(leader.acquired().await.unwrap_err().kind(), ErrorKind::Closed, "stopped all the same");
+    assert_eq!(leader.acquired().await.unwrap_err().kind(), ErrorKind::Closed, "stopped anyway");
 
-    // In the middle of a call: that one is waited out before.
+    // During a call: the stop waits for its time limit first.
     let calls = two.switch.calls();
     while two.switch.calls() == calls {
         sleep(ms(1)).await;
     }
-    let asked = world.now();
+    let requested = world.now();
     assert_eq!(follower.stop().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    let took = until(&world, asked);
+    let took = until(&world, requested);
     assert!(took > CALL_LIMIT && took <= CALL_LIMIT + RELEASE_LIMIT, "{took:?}");
 
-    // What could not be freed, the lease ends.
-    let rest = world.record().await.remaining.unwrap_or_default().max(2 * TTL);
-    sleep(rest).await;
+    // The lease ends a hold that could not be released.
+    let remaining = world.record().await.remaining.unwrap_or_default().max(2 * TTL);
+    sleep(remaining).await;
     world.assert_empty().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_of_a_leader_in_the_middle_of_a_hanging_call_is_bounded() {
-    let world = World::new();
-    let peer = world.peer(1);
+async fn stop_of_a_leader_during_a_hanging_call_is_bounded() {
+    let (world, peer) = World::with_peer();
     let (leader, tenure) = peer.lead().await;
     peer.switch.set(Passage::HANG);
     world.clock.sleep_until(tenure.acquired_at() + RENEWAL + ms(1)).await;
-    assert_eq!(peer.switch.count(Call::Contend), 2, "a renewal is under way");
-    let asked = world.now();
+    assert_eq!(peer.switch.count(Call::Contend), 2, "a renewal is in flight");
+    let requested = world.now();
     assert_eq!(leader.stop().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    let took = until(&world, asked);
+    let took = until(&world, requested);
     assert!(took > CALL_LIMIT && took <= CALL_LIMIT + RELEASE_LIMIT, "{took:?}");
     assert_eq!(tenure.loss(), Some(Loss::Released));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_while_the_session_cannot_be_opened_is_bounded() {
-    let world = World::new();
-    let peer = world.peer(1);
+async fn stop_while_the_session_cannot_be_opened_is_bounded() {
+    let (world, peer) = World::with_peer();
     peer.switch.set(Passage::HANG);
-    let contention = peer.contend();
-    contention.start().unwrap();
+    let contention = peer.start();
     sleep(ms(50)).await;
     contention.stop().await.unwrap();
     assert_eq!(world.now(), Moment::ZERO + CALL_LIMIT);
-    assert_eq!(peer.switch.count(Call::Release), 0, "nothing was ever asked for");
+    assert_eq!(peer.switch.count(Call::Release), 0, "no call was made");
 }
 
 #[tokio::test(start_paused = true)]
 async fn two_stops_at_once_and_one_more_free_the_mutex_once() {
-    let world = World::new();
-    let peer = world.peer(1);
+    let (world, peer) = World::with_peer();
     let (contention, _tenure) = peer.lead().await;
     let (one, two) = tokio::join!(contention.stop(), contention.stop());
     one.unwrap();
@@ -803,9 +777,8 @@ async fn two_stops_at_once_and_one_more_free_the_mutex_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_stop_goes_on_in_the_background() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
+async fn dropped_stop_continues_in_the_background() {
+    let (world, one, two) = World::with_peers();
     let (contention, _tenure) = one.lead().await;
     let rival = two.wait(&world).await;
     assert!(contention.stop().now_or_never().is_none());
@@ -814,45 +787,38 @@ async fn a_dropped_stop_goes_on_in_the_background() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_contention_stops_in_order() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
-    let (contender, mut book) = recorder(&world, &[Duration::ZERO, ms(50)]);
-    let contention = one.contend().with_contender(contender);
-    contention.start().unwrap();
-    book.next().await;
+async fn dropped_contention_stops_gracefully() {
+    let (world, one, two) = World::with_peers();
+    let (contention, mut callbacks) = one.recorded(&world, &[Duration::ZERO, ms(50)]);
+    callbacks.next().await;
     let rival = two.wait(&world).await;
     drop(contention);
     let taken = rival.acquired().await.unwrap();
     assert_eq!(taken.acquired_at(), Moment::ZERO + ms(50), "after the callback");
-    assert_eq!(book.pairs()[0].1.tenure.loss(), Some(Loss::Released));
+    assert_eq!(callbacks.pairs()[0].1.tenure.loss(), Some(Loss::Released));
     drop(rival);
     two.simba.shutdown().await;
     world.assert_empty().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_stops_every_contention_and_closes_them() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[Duration::ZERO, ms(50)]);
-    let leader = peer.contend().with_contender(contender);
-    leader.start().unwrap();
-    book.next().await;
+async fn shutdown_stops_and_closes_every_contention() {
+    let (world, peer) = World::with_peer();
+    let (leader, mut callbacks) = peer.recorded(&world, &[Duration::ZERO, ms(50)]);
+    callbacks.next().await;
     let follower = peer.wait(&world).await;
     peer.simba.shutdown().await;
     assert_eq!(world.now(), Moment::ZERO + ms(50));
     assert_eq!((leader.status(), follower.status()), (Status::Idle, Status::Idle));
     assert_eq!(leader.start().unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(follower.acquired().await.unwrap_err().kind(), ErrorKind::Closed);
-    assert_eq!(book.pairs().len(), 1);
+    assert_eq!(callbacks.pairs().len(), 1);
     world.assert_empty().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_acquired_unless_it_runs() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
+async fn acquired_fails_unless_the_contention_runs() {
+    let (_world, one, two) = World::with_peers();
     let (_leader, _tenure) = one.lead().await;
     let contention = two.contend();
     assert_eq!(contention.acquired().await.unwrap_err().kind(), ErrorKind::Closed);
@@ -866,19 +832,18 @@ async fn nothing_is_acquired_unless_it_runs() {
 // ===== starting again =====
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_gives_a_new_tenure_with_a_larger_token_and_another_id() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[]);
+async fn restart_begins_a_new_tenure_with_a_greater_token_and_another_id() {
+    let (world, peer) = World::with_peer();
+    let (contender, mut callbacks) = recorder(&world, &[]);
     let contention = peer.contend().with_contender(contender);
     let mut ids: Vec<ContenderId> = Vec::new();
     for _ in 0..5 {
         contention.start().unwrap();
-        book.acquired().await;
+        callbacks.acquired().await;
         ids.push(contention.id().unwrap());
         contention.stop().await.unwrap();
     }
-    let pairs = book.pairs();
+    let pairs = callbacks.pairs();
     assert_eq!(pairs.len(), 5);
     ids.sort();
     ids.dedup();
@@ -908,7 +873,7 @@ async fn every_start_has_a_new_id_under_its_label() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wrong_label_is_an_error_of_the_start() {
+async fn invalid_label_is_an_error_of_the_start() {
     let world = World::new();
     let contention = world.peer(1).contend().with_label("no@host");
     assert_eq!(contention.start().unwrap_err().kind(), ErrorKind::Invalid);
@@ -916,9 +881,8 @@ async fn a_wrong_label_is_an_error_of_the_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_second_start_changes_nothing() {
-    let world = World::new();
-    let peer = world.peer(1);
+async fn second_start_changes_nothing() {
+    let (world, peer) = World::with_peer();
     let (contention, tenure) = peer.lead().await;
     let id = contention.id();
     contention.start().unwrap();
@@ -928,13 +892,10 @@ async fn a_second_start_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_during_a_stop_goes_after_it() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[Duration::ZERO, ms(100)]);
-    let contention = peer.contend().with_contender(contender);
-    contention.start().unwrap();
-    let first = book.next().await.tenure;
+async fn start_during_a_stop_follows_it() {
+    let (world, peer) = World::with_peer();
+    let (contention, mut callbacks) = peer.recorded(&world, &[Duration::ZERO, ms(100)]);
+    let first = callbacks.next().await.tenure;
     let stopping = contention.stop();
     let mut stopping = pin!(stopping);
     assert!(poll!(&mut stopping).is_pending());
@@ -947,23 +908,20 @@ async fn a_start_during_a_stop_goes_after_it() {
     assert_eq!(first.loss(), Some(Loss::Released));
     assert_eq!(second.acquired_at(), first.acquired_at() + ms(100));
     assert!(second.token() > first.token());
-    assert_eq!(contention.status(), Status::Running, "the stop was for the first start alone");
+    assert_eq!(contention.status(), Status::Running, "the stop was for the first start only");
     contention.stop().await.unwrap();
-    assert_eq!(book.pairs().len(), 2);
+    assert_eq!(callbacks.pairs().len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_that_is_refused_leaves_the_stop_before_it_in_sight() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[Duration::ZERO, ms(100)]);
-    let contention = peer.contend().with_contender(contender);
-    contention.start().unwrap();
-    book.next().await;
+async fn failed_start_keeps_the_status_of_the_stop() {
+    let (world, peer) = World::with_peer();
+    let (contention, mut callbacks) = peer.recorded(&world, &[Duration::ZERO, ms(100)]);
+    callbacks.next().await;
     let shutdown = peer.simba.shutdown();
     let mut shutdown = pin!(shutdown);
     assert!(poll!(&mut shutdown).is_pending());
-    book.next().await;
+    callbacks.next().await;
     assert_eq!(contention.start().unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(contention.status(), Status::Stopping);
     contention.stop().await.unwrap();
@@ -973,7 +931,7 @@ async fn a_start_that_is_refused_leaves_the_stop_before_it_in_sight() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wrong_name_is_an_error_of_the_start() {
+async fn invalid_name_is_an_error_of_the_start() {
     let world = World::new();
     let contention = world.peer(1).simba.contend("no/slash");
     assert_eq!(contention.start().unwrap_err().kind(), ErrorKind::Invalid);
@@ -984,9 +942,8 @@ async fn a_wrong_name_is_an_error_of_the_start() {
 // ===== stepping down =====
 
 #[tokio::test(start_paused = true)]
-async fn who_steps_down_lets_another_lead_and_comes_back_after_the_cooldown_only() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
+async fn step_down_lets_another_lead_until_the_end_of_the_cooldown() {
+    let (world, one, two) = World::with_peers();
     let (leader, tenure) = one.lead().await;
     let rival = two.wait(&world).await;
     sleep(ms(100)).await;
@@ -994,7 +951,7 @@ async fn who_steps_down_lets_another_lead_and_comes_back_after_the_cooldown_only
     leader.step_down(secs(5));
     assert_eq!(tenure.lost().await, Loss::SteppedDown);
     let between = rival.acquired().await.unwrap();
-    assert_eq!(between.acquired_at(), stepped, "handed over at once");
+    assert_eq!(between.acquired_at(), stepped, "acquired at once");
     assert_eq!(leader.status(), Status::Running);
 
     let calls = one.switch.count(Call::Contend);
@@ -1004,13 +961,12 @@ async fn who_steps_down_lets_another_lead_and_comes_back_after_the_cooldown_only
     let back = leader.acquired().await.unwrap();
     assert_eq!(back.acquired_at(), stepped + secs(5));
     assert!(back.token() > between.token());
-    assert_eq!(one.switch.count(Call::Contend), calls + 1, "it did not ask meanwhile");
+    assert_eq!(one.switch.count(Call::Contend), calls + 1, "no call meanwhile");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_steps_down_alone_leaves_the_mutex_vacant_for_the_cooldown() {
-    let world = World::new();
-    let peer = world.peer(1);
+async fn step_down_without_a_waiter_leaves_the_mutex_free_for_the_cooldown() {
+    let (world, peer) = World::with_peer();
     let (leader, tenure) = peer.lead().await;
     for round in 1..=3 {
         leader.step_down(secs(5));
@@ -1023,9 +979,8 @@ async fn who_steps_down_alone_leaves_the_mutex_vacant_for_the_cooldown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_steps_down_leaves_the_queue_for_the_cooldown() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
+async fn waiter_that_steps_down_leaves_the_queue_for_the_cooldown() {
+    let (world, one, two) = World::with_peers();
     let (leader, _tenure) = one.lead().await;
     let waiter = two.wait(&world).await;
     waiter.step_down(secs(5));
@@ -1037,9 +992,8 @@ async fn a_waiter_that_steps_down_leaves_the_queue_for_the_cooldown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_step_down_that_the_store_does_not_confirm_still_keeps_the_cooldown() {
-    let world = World::new();
-    let peer = world.peer(1);
+async fn unconfirmed_step_down_keeps_the_cooldown() {
+    let (world, peer) = World::with_peer();
     let (leader, tenure) = peer.lead().await;
     peer.switch.set(Passage::HANG);
     leader.step_down(secs(5));
@@ -1053,60 +1007,54 @@ async fn a_step_down_that_the_store_does_not_confirm_still_keeps_the_cooldown() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_step_down_during_a_step_down_counts_too() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut book) = recorder(&world, &[Duration::ZERO, ms(100)]);
-    let contention = peer.contend().with_contender(contender);
-    contention.start().unwrap();
-    book.next().await;
+async fn step_down_during_a_step_down_is_executed() {
+    let (world, peer) = World::with_peer();
+    let (contention, mut callbacks) = peer.recorded(&world, &[Duration::ZERO, ms(100)]);
+    callbacks.next().await;
     contention.step_down(secs(1));
-    book.next().await;
+    callbacks.next().await;
     contention.step_down(secs(10));
-    assert_eq!(book.next().await.at, Moment::ZERO + ms(100) + secs(10));
+    assert_eq!(callbacks.next().await.at, Moment::ZERO + ms(100) + secs(10));
 }
 
 // ===== outages =====
 
 #[tokio::test(start_paused = true)]
-async fn a_contention_rides_out_an_outage_of_any_kind_and_length_and_leads_again() {
+async fn contention_leads_again_after_an_outage_of_any_kind_and_length() {
     let kinds = [ErrorKind::Unavailable, ErrorKind::Denied, ErrorKind::Config, ErrorKind::Protocol];
     let mut outages: Vec<_> = kinds.into_iter().map(Passage::fail).collect();
     outages.extend([Passage::HANG, Passage::REPLY_LOST]);
     for outage in outages {
         for length in [ms(1000), secs(10), secs(3600)] {
-            let world = World::new();
-            let peer = world.peer(1);
-            let (contender, mut book) = recorder(&world, &[]);
-            let contention = peer.contend().with_contender(contender);
-            contention.start().unwrap();
-            let first = book.next().await.tenure;
+            let (world, peer) = World::with_peer();
+            let (contention, mut callbacks) = peer.recorded(&world, &[]);
+            let first = callbacks.next().await.tenure;
             peer.switch.set(outage);
             let deadline = first.deadline();
-            let told = book.next().await;
-            assert_eq!((told.gained, told.at), (false, deadline), "{outage:?}");
+            let callback = callbacks.next().await;
+            assert_eq!((callback.gained, callback.at), (false, deadline), "{outage:?}");
             world.clock.sleep_until(deadline + length).await;
             assert_eq!((contention.status(), contention.is_owner()), (Status::Running, false));
             assert!(contention.last_error().is_some());
             peer.switch.clear();
             let cleared = world.now();
-            let second = book.next().await.tenure;
-            // The rest of a call that hangs, and a pause that grows to one ttl at most.
+            let second = callbacks.next().await.tenure;
+            // The remaining time of a hanging call, and a pause of one ttl at most.
             assert!(second.acquired_at() <= cleared + CALL_LIMIT + TTL, "{outage:?} for {length:?}");
             assert!(second.token() > first.token());
             assert!(contention.last_error().is_none());
             contention.stop().await.unwrap();
-            assert_eq!(book.pairs().len(), 2);
+            assert_eq!(callbacks.pairs().len(), 2);
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_that_a_person_must_mend_is_tried_at_most_twice_a_second() {
+async fn permanent_error_is_retried_at_most_twice_a_second() {
     for seed in 0..20 {
         let world = World::new();
         let (one, two) = (world.peer(seed), world.peer(seed + 1000));
-        // One cannot open a session, the other has one and cannot contend.
+        // One peer cannot open a session, the other has one and cannot contend.
         one.switch.set(Passage::fail(ErrorKind::Denied));
         two.switch.once(Call::Open, Passage::CLEAR);
         two.switch.set(Passage::fail(ErrorKind::Denied));
@@ -1119,7 +1067,7 @@ async fn an_error_that_a_person_must_mend_is_tried_at_most_twice_a_second() {
                 sleep(secs(1)).await;
                 let tries = peer.switch.count(call) - before;
                 before += tries;
-                assert!((1..=2).contains(&tries), "{tries} tries of {call:?} in a second");
+                assert!((1..=2).contains(&tries), "{tries} attempts of {call:?} in a second");
             }
             assert_eq!(contention.last_error().unwrap().kind(), ErrorKind::Denied);
             peer.switch.clear();
@@ -1130,9 +1078,8 @@ async fn an_error_that_a_person_must_mend_is_tried_at_most_twice_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_error_names_backend_and_mutex_and_goes_with_the_next_answer() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
+async fn last_error_names_backend_and_mutex_and_is_cleared_by_the_next_answer() {
+    let (world, one, two) = World::with_peers();
     let (leader, tenure) = one.lead().await;
     let follower = two.wait(&world).await;
     for (peer, contention) in [(&one, &leader), (&two, &follower)] {
@@ -1151,18 +1098,18 @@ async fn the_last_error_names_backend_and_mutex_and_goes_with_the_next_answer() 
         }
         assert!(contention.last_error().is_none());
     }
-    assert!(tenure.is_held(), "an error is no loss");
+    assert!(tenure.is_held(), "an error is not a loss");
 }
 
 // ===== hints =====
 
-/// The weather of a switch, with hints of its own.
+/// The faults of a switch, plus lost and forged hints.
 #[derive(Debug)]
 struct Hints {
     switch: Arc<Switch>,
-    /// How often a hint is forged.
+    /// The time between two forged hints.
     forged: Option<Duration>,
-    /// Whether true ones are lost.
+    /// Whether genuine hints are lost.
     lost: bool,
 }
 
@@ -1186,13 +1133,13 @@ fn hinted(world: &World, seed: u64, forged: Option<Duration>, lost: bool) -> Pee
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_of_forged_hints_makes_no_hot_loop_and_changes_no_owner() {
+async fn flood_of_forged_hints_causes_no_busy_loop_and_no_change_of_owner() {
     for every in [Duration::ZERO, ms(1)] {
         let world = World::new();
         let (one, two) = (hinted(&world, 1, Some(every), false), hinted(&world, 2, Some(every), false));
         let (leader, tenure) = one.lead().await;
         let follower = two.wait(&world).await;
-        // The first calls are free, then the pauses double from 1 ms up to a tenth of the ttl.
+        // The first calls have no pause, then the pauses double from 1 ms up to a tenth of the ttl.
         sleep(secs(1)).await;
         for peer in [&one, &two] {
             let calls = peer.switch.count(Call::Contend);
@@ -1208,7 +1155,7 @@ async fn a_flood_of_forged_hints_makes_no_hot_loop_and_changes_no_owner() {
         }
         assert_eq!(leader.tenure().unwrap().token(), tenure.token());
         assert!(!follower.is_owner() && !tenure.is_expiring());
-        // And a true one still gets through.
+        // A genuine hint still has an effect.
         let freed = world.now();
         leader.stop().await.unwrap();
         assert!(follower.acquired().await.unwrap().acquired_at() - freed <= TTL / 10);
@@ -1216,7 +1163,7 @@ async fn a_flood_of_forged_hints_makes_no_hot_loop_and_changes_no_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_of_forged_hints_does_not_cut_a_cooldown_short() {
+async fn flood_of_forged_hints_does_not_shorten_a_cooldown() {
     let world = World::new();
     let peer = hinted(&world, 1, Some(ms(1)), false);
     let (leader, tenure) = peer.lead().await;
@@ -1226,7 +1173,7 @@ async fn a_flood_of_forged_hints_does_not_cut_a_cooldown_short() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hand_over_comes_within_one_poll_when_every_wake_up_is_lost() {
+async fn waiter_acquires_within_one_poll_interval_if_every_wake_up_is_lost() {
     let mut longest = Duration::ZERO;
     for seed in 0..200 {
         let world = World::new();
@@ -1244,21 +1191,20 @@ async fn a_hand_over_comes_within_one_poll_when_every_wake_up_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hand_over_takes_no_time_when_the_wake_up_comes() {
-    let world = World::new();
-    let (one, two) = (world.peer(1), world.peer(2));
+async fn waiter_acquires_at_once_after_a_wake_up() {
+    let (world, one, two) = World::with_peers();
     let (leader, _tenure) = one.lead().await;
     let follower = two.wait(&world).await;
     sleep(ms(123)).await;
     leader.stop().await.unwrap();
     let taken = follower.acquired().await.unwrap();
     assert_eq!(taken.acquired_at(), Moment::ZERO + ms(123));
-    // Won, asked again once subscribed, and asked once when woken: two calls, and one that wins.
+    // The first call, one after the subscription, and one after the wake-up, which acquires.
     assert_eq!(two.switch.count(Call::Contend), 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_vanished_leader_is_replaced_within_its_lease_and_two_percent() {
+async fn crashed_leader_is_replaced_within_its_lease_and_two_percent() {
     for seed in 0..200 {
         let world = World::new();
         let (one, two) = (world.peer(seed), world.peer(seed + 1000));
@@ -1271,42 +1217,55 @@ async fn a_vanished_leader_is_replaced_within_its_lease_and_two_percent() {
         let taken = follower.acquired().await.unwrap();
         assert!(taken.acquired_at() >= freed && taken.acquired_at() <= freed + LEASE / 50, "seed {seed}");
         assert!(taken.token() > tenure.token());
-        assert_eq!(tenure.loss(), Some(Loss::Deadline), "the old one knew before");
+        assert_eq!(tenure.loss(), Some(Loss::Deadline), "the old leader lost it before");
         assert!(tenure.deadline() < taken.acquired_at());
         drop((leader, follower));
     }
 }
 
-// ===== odd answers =====
+// ===== altered answers =====
 
-type Twist = Arc<dyn Fn(Prior, Answer) -> Answer + Send + Sync>;
+type Alter = Arc<dyn Fn(Prior, Answer) -> Answer + Send + Sync>;
 
-/// A store whose answers are twisted on their way.
-struct Twisted(MemoryBackend, Twist);
+/// A store whose calls and answers are altered.
+#[derive(Clone)]
+struct Altered {
+    store: MemoryBackend,
+    prior: fn(Prior) -> Prior,
+    answer: Alter,
+    holding: fn(Holding) -> Holding,
+}
 
-struct TwistedSession(Box<dyn Session>, Twist);
+impl Altered {
+    fn new(world: &World, answer: impl Fn(Prior, Answer) -> Answer + Send + Sync + 'static) -> Self {
+        let same = |holding| holding;
+        Self { store: world.store.clone(), prior: |prior| prior, answer: Arc::new(answer), holding: same }
+    }
+}
 
-impl fmt::Debug for Twisted {
+impl fmt::Debug for Altered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Twisted")
+        f.write_str("Altered")
     }
 }
 
 #[async_trait]
-impl Backend for Twisted {
+impl Backend for Altered {
     fn name(&self) -> &'static str {
-        "twisted"
+        "altered"
     }
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        Ok(Box::new(TwistedSession(self.0.open(claim).await?, Arc::clone(&self.1))))
+        Ok(Box::new(AlteredSession(self.store.open(claim).await?, self.clone())))
     }
 }
 
+struct AlteredSession(Box<dyn Session>, Altered);
+
 #[async_trait]
-impl Session for TwistedSession {
+impl Session for AlteredSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
-        Ok(self.1(prior, self.0.contend(prior).await?))
+        Ok((self.1.answer)(prior, self.0.contend((self.1.prior)(prior)).await?))
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
@@ -1314,28 +1273,28 @@ impl Session for TwistedSession {
     }
 
     async fn release(&mut self, holding: Holding) -> Result<()> {
-        self.0.release(holding).await
+        self.0.release((self.1.holding)(holding)).await
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_grants_no_time_is_not_asked_in_a_hot_loop() {
+async fn store_that_grants_no_time_causes_no_busy_loop() {
     let world = World::new();
     let calls = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&calls);
-    let twist: Twist = Arc::new(move |_, answer| {
+    let alter = move |_, answer| {
         count.fetch_add(1, Ordering::SeqCst);
         match answer {
             Answer::Ours(ours) => Answer::Ours(Ownership::new(ours.owner, ours.token, Duration::ZERO)),
             answer => answer,
         }
-    });
-    let simba = handle(Twisted(world.store.clone(), twist), 1, world.clock.clone());
+    };
+    let simba = handle(Altered::new(&world, alter), 1, world.clock.clone());
     let contention = simba.contend(MUTEX);
     contention.start().unwrap();
     sleep(secs(10)).await;
     assert!(!contention.is_owner());
-    // The pauses double from 3 ms up to the poll, and half of each is for sure.
+    // The pauses double from 3 ms up to the poll interval, and jitter halves them at most.
     let calls = calls.load(Ordering::SeqCst);
     assert!(calls <= 10 + 10_000 / 300, "{calls} calls in ten seconds");
     contention.stop().await.unwrap();
@@ -1343,35 +1302,35 @@ async fn a_store_that_grants_no_time_is_not_asked_in_a_hot_loop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_answer_to_a_renewal_that_comes_after_the_deadline_brings_nothing_back() {
+async fn renewal_answered_after_the_deadline_does_not_restore_the_tenure() {
     let world = World::new();
     let clock = SkewedClock::new(world.clock.clone());
-    let asleep = clock.clone();
-    let slept = AtomicBool::new(false);
-    // The machine falls asleep while the answer to its first renewal comes in, 360 to 400 ms after the first
-    // call: past the deadline of that one, though not past what the answer grants.
-    let twist: Twist = Arc::new(move |prior, answer| {
-        if prior == Prior::Held && !slept.swap(true, Ordering::SeqCst) {
-            asleep.jump(ms(700));
+    let suspended = clock.clone();
+    let done = AtomicBool::new(false);
+    // The machine is suspended while the answer to its first renewal arrives, 360 to 400 ms after the first
+    // call: past the deadline of that call, but not past the new deadline.
+    let alter = move |prior, answer| {
+        if prior == Prior::Held && !done.swap(true, Ordering::SeqCst) {
+            suspended.jump(ms(700));
         }
         answer
-    });
-    let simba = handle(Twisted(world.store.clone(), twist), 1, clock.clone());
-    let (contender, mut book) = recorder_on(clock, &[]);
+    };
+    let simba = handle(Altered::new(&world, alter), 1, clock.clone());
+    let (contender, mut callbacks) = recorder_on(clock, &[]);
     let contention = simba.contend(MUTEX).with_contender(contender);
     contention.start().unwrap();
-    let first = book.next().await.tenure;
+    let first = callbacks.next().await.tenure;
     assert_eq!(first.lost().await, Loss::Deadline);
-    assert!(!book.next().await.gained);
-    let second = book.next().await.tenure;
+    assert!(!callbacks.next().await.gained);
+    let second = callbacks.next().await.tenure;
     assert!(second.token() > first.token(), "a new tenure has a new token");
     contention.stop().await.unwrap();
-    assert_eq!(book.pairs().len(), 2);
+    assert_eq!(callbacks.pairs().len(), 2);
 }
 
-// ===== everything at once =====
+// ===== random events =====
 
-/// What may happen to a contention.
+/// An event of a random test.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Start,
@@ -1381,7 +1340,7 @@ enum Event {
     Outage(Passage),
     Clear,
     Evict,
-    Pass,
+    Sleep,
 }
 
 fn event(random: &mut fastrand::Rng) -> Event {
@@ -1395,24 +1354,24 @@ fn event(random: &mut fastrand::Rng) -> Event {
         9 => Event::Outage(Passage::fail(ErrorKind::Unavailable)),
         10..13 => Event::Clear,
         13 => Event::Evict,
-        _ => Event::Pass,
+        _ => Event::Sleep,
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn row_10_any_order_of_events_keeps_one_owner_and_every_pair_and_leaves_nothing_behind() {
+async fn row_10_random_events_keep_one_owner_and_paired_callbacks_and_leave_nothing() {
     let mut tenures = 0;
     for seed in 0..300 {
         let world = World::new();
         let mut random = fastrand::Rng::with_seed(seed);
         let peers = [0, 1, 2].map(|number| world.peer(seed * 3 + number));
-        let mut books = Vec::new();
+        let mut recorded = Vec::new();
         let mut contentions = Vec::new();
         for peer in &peers {
             let busy: Vec<_> = (0..20).map(|_| ms(random.u64(..50) * random.u64(..2))).collect();
-            let (contender, book) = recorder(&world, &busy);
+            let (contender, callbacks) = recorder(&world, &busy);
             contentions.push(peer.contend().with_contender(contender));
-            books.push(book);
+            recorded.push(callbacks);
         }
         let mut evicted = Moment::ZERO;
         for _ in 0..60 {
@@ -1432,10 +1391,10 @@ async fn row_10_any_order_of_events_keeps_one_owner_and_every_pair_and_leaves_no
                     world.store.evict(&name(MUTEX), EvictIf::Any).await.unwrap();
                     evicted = world.now();
                 }
-                Event::Pass => sleep(ms(random.u64(..1000))).await,
+                Event::Sleep => sleep(ms(random.u64(..1000))).await,
             }
             sleep(ms(random.u64(..100))).await;
-            // After an eviction, the old holder finds out at its deadline at the latest.
+            // After an eviction, the old holder loses the mutex at its deadline at the latest.
             if world.now() > evicted + LEASE || evicted == Moment::ZERO {
                 let owners = contentions.iter().filter(|contention| contention.is_owner()).count();
                 assert!(owners <= 1, "{owners} owners at {:?} with seed {seed}", world.now());
@@ -1446,30 +1405,30 @@ async fn row_10_any_order_of_events_keeps_one_owner_and_every_pair_and_leaves_no
             let _ = contention.stop().await;
             assert_eq!(contention.status(), Status::Idle);
         }
-        // A callback may outlast its tenure, and an unconfirmed release leaves the mutex to its lease.
+        // A callback may last longer than its tenure, and after an unconfirmed release the lease has to end.
         sleep(2 * LEASE).await;
         world.assert_empty().await;
-        tenures += books.iter_mut().map(|book| book.pairs().len()).sum::<usize>();
+        tenures += recorded.iter_mut().map(|callbacks| callbacks.pairs().len()).sum::<usize>();
     }
     assert!(tenures > 1000, "{tenures} tenures");
 }
 
 // ===== stores that grant less, or the same again =====
 
-/// The first answer leaves half of the lease, as one does that shares a session with an earlier contender.
+/// The first answer grants half of the lease, as if it shared a session with an earlier contender.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_with_a_whole_lease_brings_the_whole_grace_back() {
+async fn renewal_with_a_whole_lease_restores_the_whole_grace() {
     let world = World::new();
     let first = AtomicBool::new(true);
-    let twist: Twist = Arc::new(move |_, answer| match answer {
+    let alter = move |_, answer| match answer {
         Answer::Ours(ours) if first.swap(false, Ordering::SeqCst) => {
             Answer::Ours(Ownership::new(ours.owner, ours.token, ours.remaining / 2))
         }
         answer => answer,
-    });
+    };
     let switch = Switch::new();
     let weather = Arc::clone(&switch) as Arc<dyn Weather>;
-    let backend = FaultyBackend::new(Twisted(world.store.clone(), twist), world.clock.clone(), weather);
+    let backend = FaultyBackend::new(Altered::new(&world, alter), world.clock.clone(), weather);
     let contention = handle(backend, 1, world.clock.clone()).contend(MUTEX);
     contention.start().unwrap();
     let tenure = contention.acquired().await.unwrap();
@@ -1482,40 +1441,7 @@ async fn a_renewal_with_a_whole_lease_brings_the_whole_grace_back() {
     assert_eq!(world.now(), sent + EXPIRING);
 }
 
-/// Renews a lapsed hold under its old token, which the contract of backends forbids.
-#[derive(Debug)]
-struct Stubborn(MemoryBackend);
-
-struct StubbornSession(Box<dyn Session>);
-
-#[async_trait]
-impl Backend for Stubborn {
-    fn name(&self) -> &'static str {
-        "stubborn"
-    }
-
-    async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        Ok(Box::new(StubbornSession(self.0.open(claim).await?)))
-    }
-}
-
-#[async_trait]
-impl Session for StubbornSession {
-    async fn contend(&mut self, prior: Prior) -> Result<Answer> {
-        let prior = if matches!(prior, Prior::Lapsed(_)) { Prior::Unknown } else { prior };
-        self.0.contend(prior).await
-    }
-
-    async fn inspect(&mut self) -> Result<Option<Ownership>> {
-        self.0.inspect().await
-    }
-
-    async fn release(&mut self, holding: Holding) -> Result<()> {
-        self.0.release(holding).await
-    }
-}
-
-/// Keeps what is logged on this thread.
+/// Stores what is logged on this thread.
 #[derive(Clone, Default)]
 struct ErrorLog(Arc<Mutex<Vec<u8>>>);
 
@@ -1543,60 +1469,28 @@ impl ErrorLog {
     }
 }
 
-/// A store that was restored from a backup: it gives smaller tokens from then on.
-#[derive(Clone, Debug)]
-struct Restored {
-    store: MemoryBackend,
-    set_back: Arc<AtomicBool>,
-}
-
-struct RestoredSession(Box<dyn Session>, Arc<AtomicBool>);
-
-#[async_trait]
-impl Backend for Restored {
-    fn name(&self) -> &'static str {
-        "restored"
-    }
-
-    async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        Ok(Box::new(RestoredSession(self.store.open(claim).await?, Arc::clone(&self.set_back))))
-    }
-}
-
-#[async_trait]
-impl Session for RestoredSession {
-    async fn contend(&mut self, prior: Prior) -> Result<Answer> {
-        let set_back = self.1.load(Ordering::SeqCst);
-        Ok(match self.0.contend(prior).await? {
-            Answer::Ours(mut ours) if set_back => {
-                ours.token = Some(FencingToken::new(0));
-                Answer::Ours(ours)
-            }
-            answer => answer,
-        })
-    }
-
-    async fn inspect(&mut self) -> Result<Option<Ownership>> {
-        self.0.inspect().await
-    }
-
-    async fn release(&mut self, _: Holding) -> Result<()> {
-        self.0.release(Holding::Unknown).await
-    }
-}
-
 #[tokio::test(start_paused = true)]
-async fn tokens_that_went_back_are_refused_and_logged_once_with_the_fix() {
+async fn smaller_tokens_are_refused_and_logged_once_with_the_fix() {
     let log = ErrorLog::default();
     let _logging = log.start();
     let world = World::new();
-    let store = Restored { store: world.store.clone(), set_back: Arc::default() };
-    let simba = handle(store.clone(), 1, world.clock.clone());
+    // A store that was restored from a backup gives smaller tokens from then on.
+    let set_back = Arc::new(AtomicBool::new(false));
+    let restored = Arc::clone(&set_back);
+    let answer = move |_, answer| match answer {
+        Answer::Ours(mut ours) if restored.load(Ordering::SeqCst) => {
+            ours.token = Some(FencingToken::new(0));
+            Answer::Ours(ours)
+        }
+        answer => answer,
+    };
+    let store = Altered { holding: |_| Holding::Unknown, ..Altered::new(&world, answer) };
+    let simba = handle(store, 1, world.clock.clone());
     let contention = simba.contend(MUTEX);
     contention.start().unwrap();
     for occurrence in 1..=2 {
         let tenure = contention.acquired().await.unwrap();
-        store.set_back.store(true, Ordering::SeqCst);
+        set_back.store(true, Ordering::SeqCst);
         assert_eq!(tenure.lost().await, Loss::Vanished);
         timeout(secs(60), contention.acquired()).await.unwrap_err();
         let errors = log.errors();
@@ -1606,7 +1500,7 @@ async fn tokens_that_went_back_are_refused_and_logged_once_with_the_fix() {
             assert!(errors[occurrence - 1].contains(part), "{part}: {errors:?}");
         }
         assert_eq!(contention.last_error().unwrap().kind(), ErrorKind::Protocol);
-        store.set_back.store(false, Ordering::SeqCst);
+        set_back.store(false, Ordering::SeqCst);
     }
     let tenure = contention.acquired().await.unwrap();
     assert!(tenure.is_held(), "a greater token is accepted");
@@ -1614,16 +1508,19 @@ async fn tokens_that_went_back_are_refused_and_logged_once_with_the_fix() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_tenure_begins_under_the_token_of_the_one_before() {
+async fn no_tenure_begins_under_the_token_of_the_previous_one() {
     let world = World::new();
     let clock = SkewedClock::new(world.clock.clone());
-    let simba = handle(Stubborn(world.store.clone()), 1, clock.clone());
-    let (contender, mut book) = recorder(&world, &[]);
+    // Renews a lapsed hold under its old token, which the contract of backends forbids.
+    let prior = |prior| if matches!(prior, Prior::Lapsed(_)) { Prior::Unknown } else { prior };
+    let store = Altered { prior, ..Altered::new(&world, |_, answer| answer) };
+    let simba = handle(store, 1, clock.clone());
+    let (contender, mut callbacks) = recorder(&world, &[]);
     let contention = simba.contend(MUTEX).with_contender(contender);
     contention.start().unwrap();
     for _ in 0..5 {
         let tenure = contention.acquired().await.unwrap();
-        // The machine sleeps for longer than its lease by its own clock. The store still has the hold.
+        // The machine is suspended for longer than its lease by its own clock. The store still has the hold.
         clock.jump(LEASE);
         assert_eq!(tenure.lost().await, Loss::Deadline);
         sleep(ms(1)).await;
@@ -1635,7 +1532,7 @@ async fn no_tenure_begins_under_the_token_of_the_one_before() {
         assert!(contention.last_error().is_none());
     }
     contention.stop().await.unwrap();
-    assert_eq!(book.pairs().len(), 6, "with greater and greater tokens");
+    assert_eq!(callbacks.pairs().len(), 6, "with increasing tokens");
     world.assert_empty().await;
 }
 
@@ -1643,7 +1540,7 @@ async fn no_tenure_begins_under_the_token_of_the_one_before() {
 
 type Called = (&'static str, Moment, FencingToken);
 
-/// Writes down all of its callbacks, the first of which takes a while.
+/// Records all of its callbacks. The first one takes `busy`.
 struct Phases {
     called: mpsc::UnboundedSender<Called>,
     clock: Arc<dyn Clock>,
@@ -1682,16 +1579,13 @@ async fn called(calls: &mut mpsc::UnboundedReceiver<Called>) -> (&'static str, D
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_contender_is_notified_before_the_deadline_while_the_store_hangs() {
+async fn contender_is_notified_before_the_deadline_while_the_store_hangs() {
     // While `on_acquired` runs, the next callback waits for it.
     for (busy, expiring, released) in
         [(Duration::ZERO, EXPIRING, DEADLINE), (ms(900), ms(900), DEADLINE), (secs(2), secs(2), secs(2))]
     {
-        let world = World::new();
-        let peer = world.peer(1);
-        let (contender, mut calls) = phases(world.clock.clone(), busy);
-        let contention = peer.contend().with_contender(contender);
-        contention.start().unwrap();
+        let (world, peer) = World::with_peer();
+        let (contention, mut calls) = peer.phased(&world, busy);
         assert_eq!(called(&mut calls).await, ("acquired", Duration::ZERO));
         peer.switch.set(Passage::HANG);
         let tenure = contention.tenure().unwrap();
@@ -1703,12 +1597,9 @@ async fn a_contender_is_notified_before_the_deadline_while_the_store_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_contender_is_notified_again_when_a_renewal_came_in_between() {
-    let world = World::new();
-    let peer = world.peer(1);
-    let (contender, mut calls) = phases(world.clock.clone(), Duration::ZERO);
-    let contention = peer.contend().with_contender(contender);
-    contention.start().unwrap();
+async fn contender_is_notified_again_after_a_renewal() {
+    let (world, peer) = World::with_peer();
+    let (contention, mut calls) = peer.phased(&world, Duration::ZERO);
     assert_eq!(called(&mut calls).await.0, "acquired");
     let tenure = contention.tenure().unwrap();
     for _ in 0..3 {
@@ -1719,7 +1610,7 @@ async fn a_contender_is_notified_again_when_a_renewal_came_in_between() {
         sleep(ms(100)).await;
         assert!(tenure.is_held() && !tenure.is_expiring());
         sleep(3 * LEASE).await;
-        assert!(calls.try_recv().is_err(), "renewals are no news");
+        assert!(calls.try_recv().is_err(), "renewals cause no callback");
     }
     peer.switch.set(Passage::HANG);
     assert_eq!(called(&mut calls).await.0, "expiring");
@@ -1727,7 +1618,7 @@ async fn a_contender_is_notified_again_when_a_renewal_came_in_between() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_contender_is_notified_to_stop_before_every_released() {
+async fn contender_is_notified_to_stop_before_every_released() {
     let world = World::new();
     let clock = SkewedClock::new(world.clock.clone());
     let simba = world.handle(1, Switch::new(), clock.clone());
@@ -1738,7 +1629,7 @@ async fn a_contender_is_notified_to_stop_before_every_released() {
         assert_eq!(called(&mut calls).await.0, "acquired");
         match round % 3 {
             0 => contention.step_down(Duration::ZERO),
-            // The machine sleeps through both moments.
+            // The machine is suspended during both moments.
             1 => clock.jump(LEASE),
             _ => drop(world.store.evict(&name(MUTEX), EvictIf::Any).await.unwrap()),
         }

@@ -1,4 +1,4 @@
-//! Locking, waiting, giving up, releasing: what a [`Locker`] promises, on paused time.
+//! The contract of [`Locker`]: lock, wait, cancel, release, on paused time.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,19 +9,21 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{CALL, DEADLINE, GRACE, NAME, TOTAL, TTL, World, lease, ms, pushed_lease, settled};
+use common::{CALL, DEADLINE, GRACE, NAME, TOTAL, TTL, World, lease, ms, settled, slow_poll_lease};
 use futures_util::FutureExt;
 use simba_core::blocking;
+use simba_core::spi::{Answer, Backend, Claim, Holding, Ownership, Prior, Session, async_trait};
 use simba_core::{
-    Answer, Backend, Claim, Clock, ErrorKind, FencingToken, Guard, Holding, Locker, Loss, MemoryBackend,
-    Moment, MutexOwner, Ownership, Prior, Result, Session, Simba, TokioClock, async_trait,
+    Clock, ErrorKind, FencingToken, Guard, Locker, Loss, MemoryBackend, Moment, MutexOwner, Result, Simba,
+    TokioClock,
 };
 use simba_tck::{Call, Leg, Passage, SkewedClock, Switch};
+use tokio::task::JoinHandle;
 
-// ===== to be had, or not =====
+// ===== acquired or refused =====
 
 #[tokio::test(start_paused = true)]
-async fn a_free_mutex_is_locked_at_once_and_free_after_its_release() {
+async fn free_mutex_is_locked_at_once_and_free_after_its_release() {
     let world = World::new();
     let locker = world.simba().locker(NAME);
     let guard = locker.lock().await.unwrap();
@@ -36,20 +38,20 @@ async fn a_free_mutex_is_locked_at_once_and_free_after_its_release() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn try_lock_takes_what_is_free_and_names_who_holds_the_rest() {
+async fn try_lock_acquires_a_free_mutex_and_names_the_holder_of_another() {
     let world = World::new();
     let (one, other) = (world.simba().locker(NAME), world.simba().locker(NAME));
     assert_eq!(other.last_holder(), MutexOwner::none());
     let guard = one.try_lock().await.unwrap().unwrap();
     assert!(other.try_lock().await.unwrap().is_none());
     assert_eq!(other.last_holder().id.as_ref(), Some(guard.tenure().contender()));
-    assert_eq!(world.record().await.waiters, Some(0), "a try queues nowhere");
+    assert_eq!(world.record().await.waiters, Some(0), "a try does not queue");
     guard.release().await.unwrap();
     assert!(other.try_lock().await.unwrap().is_some());
 }
 
 #[tokio::test(start_paused = true)]
-async fn try_lock_does_not_pass_a_live_waiter() {
+async fn try_lock_does_not_overtake_a_live_waiter() {
     let world = World::new();
     let guard = world.simba().locker(NAME).lock().await.unwrap();
     let (simba, weather) = world.handle();
@@ -57,7 +59,7 @@ async fn try_lock_does_not_pass_a_live_waiter() {
     let mut waiting = Box::pin(waiting.lock());
     assert!(waiting.as_mut().now_or_never().is_none());
     world.queued(1).await;
-    // The waiter is to be told, but not yet.
+    // The wake-up of the waiter is delayed.
     weather.once(Call::Hint, late(ms(50)));
     guard.release().await.unwrap();
     assert_eq!(world.record().await.owner, None);
@@ -68,22 +70,22 @@ async fn try_lock_does_not_pass_a_live_waiter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_gets_the_mutex_the_moment_it_is_released() {
+async fn waiter_acquires_at_the_moment_of_the_release() {
     let world = World::new();
     let guard = world.simba().locker(NAME).lock().await.unwrap();
-    let waiter = world.simba().with_lease(pushed_lease()).locker(NAME);
+    let waiter = world.simba().with_lease(slow_poll_lease()).locker(NAME);
     let waiting = tokio::spawn(async move { waiter.lock().await });
-    world.pass(ms(12_345)).await;
+    world.sleep(ms(12_345)).await;
     let before = guard.token();
     guard.release().await.unwrap();
     let guard = waiting.await.unwrap().unwrap();
     assert_eq!(world.age(), ms(12_345));
     assert!(guard.token() > before);
-    assert_eq!(world.record().await.waiters, Some(0), "a holder waits no more");
+    assert_eq!(world.record().await.waiters, Some(0), "a holder is not in the queue");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_comes_on_time_names_the_holder_and_leaves_the_queue() {
+async fn timeout_is_on_time_names_the_holder_and_leaves_the_queue() {
     let world = World::new();
     let guard = world.simba().locker(NAME).lock().await.unwrap();
     let error = world.simba().locker(NAME).lock_timeout(ms(2_500)).await.unwrap_err();
@@ -98,19 +100,19 @@ async fn a_timeout_comes_on_time_names_the_holder_and_leaves_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_with_a_timeout_gets_what_is_freed_in_time() {
+async fn lock_with_a_timeout_acquires_a_mutex_that_is_freed_in_time() {
     let world = World::new();
     let guard = world.simba().locker(NAME).lock().await.unwrap();
-    let waiter = world.simba().with_lease(pushed_lease()).locker(NAME);
+    let waiter = world.simba().with_lease(slow_poll_lease()).locker(NAME);
     let waiting = tokio::spawn(async move { waiter.lock_timeout(ms(2_500)).await });
-    world.pass(ms(2_499)).await;
+    world.sleep(ms(2_499)).await;
     guard.release().await.unwrap();
     assert!(waiting.await.unwrap().unwrap().is_held());
     assert_eq!(world.age(), ms(2_499));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_of_zero_takes_what_is_free_and_waits_for_nothing() {
+async fn timeout_of_zero_acquires_a_free_mutex_and_does_not_wait() {
     let world = World::new();
     let guard = world.simba().locker(NAME).lock_timeout(Duration::ZERO).await.unwrap();
     let error = world.simba().locker(NAME).lock_timeout(Duration::ZERO).await.unwrap_err();
@@ -118,10 +120,10 @@ async fn a_timeout_of_zero_takes_what_is_free_and_waits_for_nothing() {
     assert_eq!((world.age(), world.record().await.waiters), (Duration::ZERO, Some(0)));
 }
 
-// ===== the store is out of reach =====
+// ===== the store is unreachable =====
 
 #[tokio::test(start_paused = true)]
-async fn a_store_out_of_reach_is_unavailable_at_the_timeout_and_never_a_timeout() {
+async fn unreachable_store_is_unavailable_at_the_timeout_and_never_a_timeout() {
     // Shorter than one call, longer than one call, longer than the patience.
     for timeout in [ms(100), ms(700), ms(5_000)] {
         for passage in [Passage::HANG, Passage::REPLY_LOST, Passage::fail(ErrorKind::Unavailable)] {
@@ -144,7 +146,7 @@ async fn a_store_out_of_reach_is_unavailable_at_the_timeout_and_never_a_timeout(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_store_goes_away_is_told_that_and_not_who_held() {
+async fn waiter_gets_unavailable_and_not_timeout_if_the_store_becomes_unreachable() {
     let world = World::new();
     let _guard = world.simba().locker(NAME).lock().await.unwrap();
     let (simba, weather) = world.handle();
@@ -158,7 +160,7 @@ async fn a_waiter_whose_store_goes_away_is_told_that_and_not_who_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn try_lock_on_a_store_out_of_reach_is_an_error_and_not_a_refusal() {
+async fn try_lock_on_an_unreachable_store_is_an_error_and_not_a_refusal() {
     for (passage, after) in [(Passage::HANG, CALL), (Passage::fail(ErrorKind::Unavailable), Duration::ZERO)] {
         let world = World::new();
         let (simba, weather) = world.handle();
@@ -170,11 +172,11 @@ async fn try_lock_on_a_store_out_of_reach_is_an_error_and_not_a_refusal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_gives_up_when_its_patience_is_over() {
+async fn lock_fails_after_its_patience() {
     for patience in [TOTAL, ms(3_456)] {
         for call in [Call::Open, Call::Contend] {
-            // An error tells at once. A call without an answer may be under way when the patience ends, and the
-            // last one comes after it.
+            // An error arrives at once. An unanswered call may be in flight when the patience ends, and the
+            // last call follows it.
             for (passage, room) in [(Passage::fail(ErrorKind::Unavailable), ms(0)), (Passage::HANG, 2 * CALL)]
             {
                 let world = World::new();
@@ -196,16 +198,16 @@ async fn lock_gives_up_when_its_patience_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_waits_out_a_fault_that_is_shorter_than_its_patience() {
+async fn lock_survives_a_fault_that_is_shorter_than_its_patience() {
     for passage in [Passage::fail(ErrorKind::Unavailable), Passage::HANG] {
         // The seeds put the end of the fault everywhere in a call and in a pause.
         for seed in 0..200 {
             let world = World::new();
             let weather = Switch::new();
-            let simba = world.builder(Arc::<Switch>::clone(&weather)).seed(seed).build();
+            let simba = world.builder(Arc::<Switch>::clone(&weather)).with_seed(seed).build();
             weather.set(passage);
             let waiting = tokio::spawn(async move { simba.locker(NAME).lock().await });
-            world.pass(TOTAL - ms(1)).await;
+            world.sleep(TOTAL - ms(1)).await;
             weather.clear();
             assert!(waiting.await.unwrap().unwrap().is_held(), "{passage:?}, seed {seed}");
         }
@@ -213,7 +215,7 @@ async fn lock_waits_out_a_fault_that_is_shorter_than_its_patience() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_person_must_mend_is_told_at_once() {
+async fn permanent_error_is_returned_at_once() {
     for kind in [ErrorKind::Denied, ErrorKind::Config, ErrorKind::Protocol] {
         for call in [Call::Open, Call::Contend] {
             let world = World::new();
@@ -226,7 +228,7 @@ async fn what_a_person_must_mend_is_told_at_once() {
             weather.once(call, Passage::fail(kind));
             assert_eq!(locker.try_lock().await.unwrap_err().kind(), kind);
             assert_eq!(world.age(), Duration::ZERO);
-            assert!(locker.try_lock().await.unwrap().is_some(), "a mended store serves again");
+            assert!(locker.try_lock().await.unwrap().is_some(), "it works after the fix");
         }
     }
 }
@@ -234,7 +236,7 @@ async fn what_a_person_must_mend_is_told_at_once() {
 // ===== wrong use =====
 
 #[tokio::test(start_paused = true)]
-async fn a_wrong_name_is_an_error_of_the_lock() {
+async fn invalid_name_is_an_error_of_the_lock() {
     let locker = World::new().simba().locker("no/slash");
     assert_eq!(locker.lock().await.unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(locker.try_lock().await.unwrap_err().kind(), ErrorKind::Invalid);
@@ -242,7 +244,7 @@ async fn a_wrong_name_is_an_error_of_the_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn holds_that_contradict_each_other_are_an_error_of_the_lock() {
+async fn contradictory_holds_are_an_error_of_the_lock() {
     let simba = World::new().simba();
     let shorter = simba.locker(NAME).with_max_hold(ms(100)).with_min_hold(ms(100));
     for locker in [simba.locker(NAME).with_max_hold(Duration::ZERO), shorter] {
@@ -251,19 +253,19 @@ async fn holds_that_contradict_each_other_are_an_error_of_the_lock() {
 }
 
 #[test]
-fn a_lock_outside_a_runtime_is_an_error_that_says_so() {
+fn lock_outside_a_runtime_is_an_error() {
     let error = blocking::wait(Simba::new(MemoryBackend::new()).locker(NAME).lock()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("runtime"), "{error}");
 }
 
-/// A locker without a label, and one with.
+/// Returns a locker without a label and one with a label.
 fn lockers(world: &World) -> [Locker; 2] {
     [world.simba().locker(NAME), world.simba().locker(NAME).with_label("me")]
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wrong_label_is_an_error_of_the_lock() {
+async fn invalid_label_is_an_error_of_the_lock() {
     let world = World::new();
     for label in ["", "Upper", "me@host", "a b", "twenty-characters-xy"] {
         let locker = world.simba().locker(NAME).with_label(label);
@@ -299,14 +301,14 @@ async fn every_lock_has_a_new_id_under_its_label() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_second_lock_is_refused_while_the_guard_lives_and_fine_right_after() {
+async fn second_lock_is_refused_while_the_guard_exists() {
     let world = World::new();
     for locker in lockers(&world) {
         let guard = locker.lock().await.unwrap();
         assert_eq!(locker.lock().await.unwrap_err().kind(), ErrorKind::Reentered);
         assert_eq!(locker.try_lock().await.unwrap_err().kind(), ErrorKind::Reentered);
         assert_eq!(locker.lock_timeout(TTL).await.unwrap_err().kind(), ErrorKind::Reentered);
-        assert!(guard.is_held(), "a refusal costs the guard nothing");
+        assert!(guard.is_held(), "a refusal does not affect the guard");
         let before = guard.token();
         drop(guard);
         let guard = locker.lock().await.unwrap();
@@ -319,7 +321,7 @@ async fn a_second_lock_is_refused_while_the_guard_lives_and_fine_right_after() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_second_lock_is_refused_while_the_first_is_awaited_and_fine_right_after() {
+async fn second_lock_is_refused_while_the_first_is_awaited() {
     let world = World::new();
     for locker in lockers(&world) {
         let guard = world.simba().locker(NAME).lock().await.unwrap();
@@ -338,7 +340,7 @@ async fn a_second_lock_is_refused_while_the_first_is_awaited_and_fine_right_afte
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_lock_waits_for_the_release_before_it() {
+async fn next_lock_waits_for_the_previous_release() {
     let world = World::new();
     let (simba, weather) = world.handle();
     let locker = simba.locker(NAME);
@@ -347,14 +349,14 @@ async fn the_next_lock_waits_for_the_release_before_it() {
     weather.once(Call::Release, late(ms(150)));
     drop(first);
     let second = locker.lock().await.unwrap();
-    assert_eq!(world.age(), ms(150), "or it would have found the mutex held");
+    assert_eq!(world.age(), ms(150), "after the release");
     assert!(second.token() > token);
-    world.pass(3 * TOTAL).await;
-    assert!(second.is_held(), "the release before is over and frees nothing any more");
+    world.sleep(3 * TOTAL).await;
+    assert!(second.is_held(), "the previous release has ended and frees nothing more");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_cannot_start_forgets_no_release_under_way() {
+async fn failed_lock_keeps_a_release_in_progress() {
     let world = World::new();
     let (simba, weather) = world.handle();
     let locker = Arc::new(simba.locker(NAME));
@@ -369,7 +371,7 @@ async fn a_lock_that_cannot_start_forgets_no_release_under_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_that_keeps_its_shortest_hold_is_the_holder_for_its_own_locker() {
+async fn guard_in_its_minimum_hold_is_the_holder_for_its_own_locker() {
     let world = World::new();
     let locker = world.simba().locker(NAME).with_min_hold(ms(2_500));
     let guard = locker.lock().await.unwrap();
@@ -389,7 +391,7 @@ async fn a_guard_that_keeps_its_shortest_hold_is_the_holder_for_its_own_locker()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_does_not_wait_for_a_release_that_hangs() {
+async fn try_does_not_wait_for_a_hanging_release() {
     for timeout in [None, Some(Duration::ZERO), Some(ms(350))] {
         let world = World::new();
         let (simba, weather) = world.handle();
@@ -402,7 +404,7 @@ async fn a_try_does_not_wait_for_a_release_that_hangs() {
             Some(timeout) => locker.lock_timeout(timeout).await.map(drop),
         };
         assert_eq!(error.unwrap_err().kind(), ErrorKind::Unavailable, "the store does not answer");
-        // For the release as long as for a call, and the call of its own.
+        // The time limit of a call for the release, and for its own call.
         let limit = timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(2 * CALL);
         assert!(world.age() <= limit, "{timeout:?}: {:?}", world.age());
     }
@@ -411,13 +413,13 @@ async fn a_try_does_not_wait_for_a_release_that_hangs() {
 // ===== the queue =====
 
 #[tokio::test(start_paused = true)]
-async fn five_waiters_are_served_in_the_order_in_which_they_came() {
+async fn five_waiters_acquire_in_fifo_order() {
     let world = World::new();
     let guard = world.simba().locker(NAME).lock().await.unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut waiting = Vec::new();
     for number in 0..5 {
-        let locker = world.simba().with_lease(pushed_lease()).locker(NAME);
+        let locker = world.simba().with_lease(slow_poll_lease()).locker(NAME);
         let order = Arc::clone(&order);
         waiting.push(tokio::spawn(async move {
             let guard = locker.lock().await.unwrap();
@@ -432,27 +434,43 @@ async fn five_waiters_are_served_in_the_order_in_which_they_came() {
         waiting.await.unwrap();
     }
     assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4]);
-    assert_eq!(world.age(), ms(50), "each hand-over was a wake-up");
+    assert_eq!(world.age(), ms(50), "each waiter was woken");
     world.assert_empty().await;
 }
 
+/// A holder, and two waiters that acquire only if they are woken.
+struct Queue {
+    guard: Guard,
+    /// The faults of the first waiter.
+    weather: Arc<Switch>,
+    first: Pin<Box<dyn Future<Output = Result<Guard>> + Send>>,
+    next: JoinHandle<Result<Guard>>,
+}
+
+impl Queue {
+    async fn new(world: &World) -> Self {
+        let guard = world.simba().locker(NAME).lock().await.unwrap();
+        let (simba, weather) = world.handle();
+        let locker = simba.with_lease(slow_poll_lease()).locker(NAME);
+        let mut first: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(async move { locker.lock().await });
+        assert!(first.as_mut().now_or_never().is_none());
+        world.queued(1).await;
+        let next = world.simba().with_lease(slow_poll_lease()).locker(NAME);
+        let next = tokio::spawn(async move { next.lock().await });
+        world.queued(2).await;
+        Self { guard, weather, first, next }
+    }
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_is_woken_and_gone_passes_the_baton() {
+async fn dropped_waiter_passes_its_wake_up_on() {
     let world = World::new();
-    let guard = world.simba().locker(NAME).lock().await.unwrap();
-    let (gone, weather) = world.handle();
-    let gone = gone.with_lease(pushed_lease()).locker(NAME);
-    let mut first = Box::pin(gone.lock());
-    assert!(first.as_mut().now_or_never().is_none());
-    world.queued(1).await;
-    let next = world.simba().with_lease(pushed_lease()).locker(NAME);
-    let next = tokio::spawn(async move { next.lock().await });
-    world.queued(2).await;
-    // The first is woken by the store, and dropped before it can act on that.
+    let Queue { guard, weather, first, next } = Queue::new(&world).await;
+    // The first waiter is woken by the store, and dropped before it can act.
     weather.once(Call::Hint, late(Duration::from_secs(10)));
     guard.release().await.unwrap();
     settled().await;
-    assert!(!next.is_finished() && world.record().await.owner.is_none(), "it is the first one's turn");
+    assert!(!next.is_finished() && world.record().await.owner.is_none(), "the first waiter is next");
     drop(first);
     assert!(next.await.unwrap().unwrap().is_held());
     assert_eq!(world.age(), Duration::ZERO);
@@ -460,21 +478,13 @@ async fn a_waiter_that_is_woken_and_gone_passes_the_baton() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_wins_after_it_was_dropped_passes_the_mutex_on() {
+async fn waiter_that_acquires_after_it_was_dropped_releases_the_mutex() {
     let world = World::new();
-    let guard = world.simba().locker(NAME).lock().await.unwrap();
-    let (gone, weather) = world.handle();
-    let gone = gone.with_lease(pushed_lease()).locker(NAME);
-    let mut first = Box::pin(gone.lock());
-    assert!(first.as_mut().now_or_never().is_none());
-    world.queued(1).await;
-    let next = world.simba().with_lease(pushed_lease()).locker(NAME);
-    let next = tokio::spawn(async move { next.lock().await });
-    world.queued(2).await;
+    let Queue { guard, weather, first, next } = Queue::new(&world).await;
     weather.once(Call::Contend, Passage { request: Leg::Pass, reply: Leg::Delay(ms(40)) });
     guard.release().await.unwrap();
     settled().await;
-    assert!(world.record().await.owner.is_some(), "won, and the answer is on its way");
+    assert!(world.record().await.owner.is_some(), "acquired, and the reply is in flight");
     drop(first);
     assert!(next.await.unwrap().unwrap().is_held());
     assert_eq!(world.age(), ms(40));
@@ -492,16 +502,16 @@ const ATTEMPTS: [Attempt; 3] = [
 ];
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_dropped_after_any_number_of_polls_leaves_nothing() {
+async fn lock_dropped_after_any_number_of_polls_leaves_nothing() {
     for attempt in ATTEMPTS {
         for polls in 0.. {
             let world = World::new();
             let locker = world.simba().locker(NAME);
             let mut future = attempt(&locker);
-            let mut won = false;
+            let mut done = false;
             for _ in 0..polls {
-                won = future.as_mut().now_or_never().is_some();
-                if won {
+                done = future.as_mut().now_or_never().is_some();
+                if done {
                     break;
                 }
                 tokio::task::yield_now().await;
@@ -509,8 +519,8 @@ async fn a_lock_dropped_after_any_number_of_polls_leaves_nothing() {
             drop(future);
             world.assert_empty().await;
             assert_eq!(world.age(), Duration::ZERO);
-            assert!(polls < 100, "it is won some time");
-            if won {
+            assert!(polls < 100, "it is never acquired");
+            if done {
                 break;
             }
         }
@@ -518,10 +528,10 @@ async fn a_lock_dropped_after_any_number_of_polls_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_dropped_at_any_step_of_a_slow_store_leaves_nothing() {
+async fn lock_dropped_at_any_step_of_a_slow_store_leaves_nothing() {
     const SLOW: Passage = Passage { request: Leg::Delay(ms(2)), reply: Leg::Delay(ms(3)) };
     for attempt in ATTEMPTS {
-        // The holder before it releases at once, in the middle of the first call, between calls, or never.
+        // The previous holder releases at once, during the first call, between calls, or never.
         for freed_at in [None, Some(0), Some(3), Some(20)] {
             let mut ended = false;
             for steps in 0..60 {
@@ -530,7 +540,7 @@ async fn a_lock_dropped_at_any_step_of_a_slow_store_leaves_nothing() {
                 let mut guard = Some(guard);
                 let (simba, weather) = world.handle();
                 weather.set(SLOW);
-                let locker = simba.with_lease(pushed_lease()).locker(NAME);
+                let locker = simba.with_lease(slow_poll_lease()).locker(NAME);
                 let mut future = attempt(&locker);
                 ended = false;
                 for step in 0..steps {
@@ -541,12 +551,12 @@ async fn a_lock_dropped_at_any_step_of_a_slow_store_leaves_nothing() {
                     if ended {
                         break;
                     }
-                    world.pass(ms(1)).await;
+                    world.sleep(ms(1)).await;
                 }
                 drop(future);
                 drop(guard);
-                // An opening may be under way; a call and a release follow it.
-                world.pass(ms(5 + 5 + 2)).await;
+                // A session may be opening; a call and a release follow.
+                world.sleep(ms(5 + 5 + 2)).await;
                 world.assert_empty().await;
                 if ended {
                     break;
@@ -557,11 +567,11 @@ async fn a_lock_dropped_at_any_step_of_a_slow_store_leaves_nothing() {
     }
 }
 
-// ===== the longest and the shortest hold =====
+// ===== the maximum and the minimum hold =====
 
 #[tokio::test(start_paused = true)]
-async fn the_longest_hold_ends_on_time_and_frees_the_mutex() {
-    // Longer than a lease; shorter, which keeps three quarters for the work.
+async fn maximum_hold_ends_on_time_and_frees_the_mutex() {
+    // Longer than a lease; and shorter, where three quarters are left for the work.
     for (max_hold, grace) in [(ms(2_345), GRACE), (ms(100), ms(25))] {
         let world = World::new();
         let guard = world.simba().locker(NAME).with_max_hold(max_hold).lock().await.unwrap();
@@ -579,17 +589,17 @@ async fn the_longest_hold_ends_on_time_and_frees_the_mutex() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_shortest_hold_is_waited_for_by_a_release() {
-    // Shorter than a lease, and so long that it must be renewed.
+async fn release_waits_for_the_minimum_hold() {
+    // Shorter than a lease, and long enough to need a renewal.
     for min_hold in [ms(500), ms(12_345)] {
         let world = World::new();
         let guard = world.simba().locker(NAME).with_min_hold(min_hold).lock().await.unwrap();
         let tenure = guard.tenure();
         let releasing = tokio::spawn(guard.release());
-        world.pass(min_hold - ms(1)).await;
+        world.sleep(min_hold - ms(1)).await;
         assert!(!releasing.is_finished());
         assert!(world.simba().locker(NAME).try_lock().await.unwrap().is_none());
-        assert!(tenure.is_expiring(), "no work starts in the rest of it");
+        assert!(tenure.is_expiring(), "no work starts any more");
         releasing.await.unwrap().unwrap();
         assert_eq!(world.age(), min_hold);
         assert_eq!(tenure.loss(), Some(Loss::Released));
@@ -598,46 +608,46 @@ async fn the_shortest_hold_is_waited_for_by_a_release() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_after_the_shortest_hold_waits_for_nothing() {
+async fn release_after_the_minimum_hold_does_not_wait() {
     let world = World::new();
     let guard = world.simba().locker(NAME).with_min_hold(ms(500)).lock().await.unwrap();
-    world.pass(ms(500)).await;
+    world.sleep(ms(500)).await;
     guard.release().await.unwrap();
     assert_eq!(world.age(), ms(500));
     world.assert_empty().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_shortest_hold_is_kept_by_a_dropped_guard() {
+async fn dropped_guard_keeps_the_minimum_hold() {
     let world = World::new();
     let guard = world.simba().locker(NAME).with_min_hold(ms(1_500)).lock().await.unwrap();
     drop(guard);
-    world.pass(ms(1_499)).await;
+    world.sleep(ms(1_499)).await;
     assert!(world.record().await.owner.is_some());
-    world.pass(ms(1)).await;
+    world.sleep(ms(1)).await;
     world.assert_empty().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_was_cancelled_keeps_nothing_for_the_shortest_hold() {
+async fn cancelled_lock_has_no_minimum_hold() {
     let world = World::new();
     let (simba, weather) = world.handle();
     let locker = simba.locker(NAME).with_min_hold(Duration::from_secs(3600));
-    // Won after 150 ms, when nobody wants it any more.
+    // Acquired after 150 ms, after the lock was dropped.
     weather.once(Call::Contend, Passage { request: Leg::Pass, reply: Leg::Delay(ms(150)) });
     assert_eq!(locker.lock_timeout(ms(100)).await.unwrap_err().kind(), ErrorKind::Unavailable);
-    world.pass(ms(50)).await;
+    world.sleep(ms(50)).await;
     world.assert_empty().await;
     assert_eq!(weather.count(Call::Contend), 1, "nothing was renewed");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_shortest_hold_is_cut_short_by_a_shutdown() {
+async fn shutdown_ends_the_minimum_hold() {
     let world = World::new();
     let simba = world.simba();
     let guard = simba.locker(NAME).with_min_hold(Duration::from_secs(3600)).lock().await.unwrap();
     let releasing = tokio::spawn(guard.release());
-    world.pass(ms(700)).await;
+    world.sleep(ms(700)).await;
     simba.shutdown().await;
     releasing.await.unwrap().unwrap();
     assert_eq!(world.age(), ms(700));
@@ -647,25 +657,25 @@ async fn the_shortest_hold_is_cut_short_by_a_shutdown() {
 // ===== calls of unknown outcome =====
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_whose_answer_was_lost_is_adopted() {
+async fn lock_with_a_lost_reply_is_adopted() {
     let world = World::new();
     let (simba, weather) = world.handle();
     weather.once(Call::Contend, Passage::REPLY_LOST);
     let guard = simba.locker(NAME).lock().await.unwrap();
-    // One call that was not answered, and the first pause.
+    // One unanswered call, and the first pause.
     assert!(world.age() >= CALL && world.age() <= CALL + TTL / 20, "{:?}", world.age());
     let record = world.record().await;
     assert_eq!(record.owner.as_ref(), Some(guard.tenure().contender()));
     assert_eq!((record.token, record.waiters), (Some(guard.token()), Some(0)));
-    assert_eq!(guard.token(), FencingToken::new(1), "the token of the answer that was lost");
-    world.pass(10 * TOTAL).await;
+    assert_eq!(guard.token(), FencingToken::new(1), "the token of the lost reply");
+    world.sleep(10 * TOTAL).await;
     assert!(guard.is_held());
     guard.release().await.unwrap();
     world.assert_empty().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_whose_answer_was_lost_is_undone() {
+async fn try_with_a_lost_reply_is_released() {
     let world = World::new();
     let (simba, weather) = world.handle();
     weather.once(Call::Contend, Passage::REPLY_LOST);
@@ -675,45 +685,45 @@ async fn a_try_whose_answer_was_lost_is_undone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_won_after_its_waiter_gave_up_is_undone() {
+async fn lock_that_is_acquired_after_its_timeout_is_released() {
     let world = World::new();
     let (simba, weather) = world.handle();
-    // The request arrives after the timeout, and the call is still awaited.
+    // The request arrives after the timeout, and the driver still awaits the call.
     weather.once(Call::Contend, late(ms(150)));
     simba.locker(NAME).lock_timeout(ms(100)).await.unwrap_err();
     assert_eq!(world.age(), ms(100));
     let next = world.simba().locker(NAME);
-    world.pass(ms(50)).await;
+    world.sleep(ms(50)).await;
     settled().await;
     assert_eq!(weather.count(Call::Release), 1);
-    assert!(next.try_lock().await.unwrap().is_some(), "won at 150 ms and freed at once");
+    assert!(next.try_lock().await.unwrap().is_some(), "acquired at 150 ms and freed at once");
     assert_eq!(world.age(), ms(150));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_arrives_after_everyone_left_ends_with_its_lease_and_is_never_renewed() {
+async fn request_that_arrives_after_the_release_holds_for_one_lease_and_is_never_renewed() {
     let world = World::new();
     let (simba, weather) = world.handle();
     weather.once(Call::Contend, late(ms(500)));
     simba.locker(NAME).lock_timeout(ms(100)).await.unwrap_err();
-    world.pass(ms(399)).await;
+    world.sleep(ms(399)).await;
     world.assert_empty().await;
-    world.pass(ms(1)).await;
+    world.sleep(ms(1)).await;
     settled().await;
-    assert!(world.record().await.owner.is_some(), "a ghost, as the network would have it");
+    assert!(world.record().await.owner.is_some(), "held by a request that arrived late");
     let guard = world.simba().locker(NAME).lock().await.unwrap();
-    // The lease, and what a waiter adds to it at the most.
+    // The lease, plus the maximum jitter of a waiter.
     let took = world.age() - ms(500);
     assert!(took >= TOTAL && took <= TOTAL + TOTAL / 50, "{took:?}");
-    assert_eq!(weather.count(Call::Contend), 1, "nobody renewed it");
+    assert_eq!(weather.count(Call::Contend), 1, "it was not renewed");
     assert!(guard.is_held());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_mutex_that_was_lost_before_anybody_looked_is_lost_and_not_closed() {
+async fn mutex_that_was_lost_before_the_first_poll_is_lost_and_not_closed() {
     let world = World::new();
     let clock = SkewedClock::new(world.clock.clone());
-    let simba = world.builder(Switch::new()).clock(clock.clone()).build();
+    let simba = world.builder(Switch::new()).with_clock(clock.clone()).build();
     let before = world.simba().locker(NAME).lock().await.unwrap();
     let locker = simba.locker(NAME);
     let mut lock = Box::pin(locker.lock());
@@ -721,7 +731,7 @@ async fn a_mutex_that_was_lost_before_anybody_looked_is_lost_and_not_closed() {
     world.queued(1).await;
     before.release().await.unwrap();
     settled().await;
-    assert!(world.record().await.owner.is_some(), "won while its task did not run");
+    assert!(world.record().await.owner.is_some(), "acquired while its task did not run");
     clock.jump(2 * TOTAL);
     let error = lock.await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
@@ -731,7 +741,7 @@ async fn a_mutex_that_was_lost_before_anybody_looked_is_lost_and_not_closed() {
 // ===== releasing =====
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_fails_or_is_not_answered_is_tried_again() {
+async fn release_that_fails_or_is_not_answered_is_retried() {
     let pause = TTL / 20;
     for (passage, took) in [
         (Passage::fail(ErrorKind::Unavailable), pause),
@@ -750,7 +760,7 @@ async fn a_release_that_fails_or_is_not_answered_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_on_a_store_that_hangs_ends_in_time_and_the_lease_ends_too() {
+async fn release_on_a_hanging_store_ends_in_time_and_the_lease_ends() {
     let world = World::new();
     let (simba, weather) = world.handle();
     let guard = simba.locker(NAME).lock().await.unwrap();
@@ -762,18 +772,18 @@ async fn a_release_on_a_store_that_hangs_ends_in_time_and_the_lease_ends_too() {
     let error = guard.release().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert_eq!(error.mutex().unwrap().as_str(), NAME);
-    // Tried for as long as there can be something to free.
+    // Retried for one lease, as long as there can be a hold.
     assert!(world.age() <= TOTAL + CALL, "{:?}", world.age());
     assert!(weather.count(Call::Release) >= 3);
     let (guard, at) = next.await.unwrap();
     let took = at - Moment::ZERO;
     assert!(took >= TOTAL && took <= TOTAL + TOTAL / 50, "{took:?}");
     assert!(guard.token() > token);
-    assert_eq!(weather.count(Call::Contend), 1, "what was released is not renewed");
+    assert_eq!(weather.count(Call::Contend), 1, "a released mutex is not renewed");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_guard_frees_the_mutex_without_being_waited_for() {
+async fn dropped_guard_frees_the_mutex_in_the_background() {
     let world = World::new();
     let simba = world.simba();
     drop(simba.locker(NAME).lock().await.unwrap());
@@ -786,7 +796,7 @@ async fn a_dropped_guard_frees_the_mutex_without_being_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_release_goes_on_in_the_background() {
+async fn dropped_release_continues_in_the_background() {
     let world = World::new();
     let (simba, weather) = world.handle();
     let guard = simba.locker(NAME).lock().await.unwrap();
@@ -794,12 +804,12 @@ async fn a_dropped_release_goes_on_in_the_background() {
     let mut releasing = Box::pin(guard.release());
     assert!(releasing.as_mut().now_or_never().is_none());
     drop(releasing);
-    world.pass(ms(50)).await;
+    world.sleep(ms(50)).await;
     world.assert_empty().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn tokens_grow_with_every_lock_of_every_handle() {
+async fn tokens_increase_with_every_lock_of_every_handle() {
     let world = World::new();
     let lockers = [world.simba().locker(NAME), world.simba().locker(NAME)];
     let mut last = FencingToken::new(0);
@@ -815,7 +825,7 @@ async fn tokens_grow_with_every_lock_of_every_handle() {
 // ===== shutting down =====
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_the_guard_to_go() {
+async fn shutdown_waits_for_the_drop_of_the_guard() {
     let world = World::new();
     let simba = world.simba();
     let guard = simba.locker(NAME).lock().await.unwrap();
@@ -825,8 +835,8 @@ async fn a_shutdown_waits_for_the_guard_to_go() {
         async move { simba.shutdown().await }
     });
     tenure.expiring().await;
-    assert_eq!(world.age(), Duration::ZERO, "the work is told at once");
-    world.pass(ms(300)).await;
+    assert_eq!(world.age(), Duration::ZERO, "the work is notified at once");
+    world.sleep(ms(300)).await;
     assert!(guard.is_held() && !closing.is_finished());
     assert!(world.simba().locker(NAME).try_lock().await.unwrap().is_none());
     drop(guard);
@@ -837,7 +847,7 @@ async fn a_shutdown_waits_for_the_guard_to_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_a_guard_until_its_deadline_at_most() {
+async fn shutdown_waits_for_a_guard_until_its_deadline_at_most() {
     let world = World::new();
     let simba = world.simba();
     let guard = simba.locker(NAME).lock().await.unwrap();
@@ -849,7 +859,7 @@ async fn a_shutdown_waits_for_a_guard_until_its_deadline_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_ends_every_wait() {
+async fn shutdown_ends_every_wait() {
     let world = World::new();
     let _guard = world.simba().locker(NAME).lock().await.unwrap();
     let simba = world.simba();
@@ -863,7 +873,7 @@ async fn a_shutdown_ends_every_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_ends_a_lock_that_nobody_asks_any_more() {
+async fn shutdown_ends_a_lock_that_is_no_longer_polled() {
     const SLOW: Passage = Passage { request: Leg::Delay(ms(2)), reply: Leg::Delay(ms(3)) };
     for attempt in ATTEMPTS {
         for steps in 1..12 {
@@ -871,11 +881,14 @@ async fn a_shutdown_ends_a_lock_that_nobody_asks_any_more() {
             let (simba, weather) = world.handle();
             weather.set(SLOW);
             let locker = simba.locker(NAME);
-            // Kept, and not asked again: as in a `select!` whose other branch ends the program.
+            // Kept and not polled again, as in a `select!` whose other branch ends the program.
             let mut future = attempt(&locker);
             for _ in 0..steps {
-                assert!(future.as_mut().now_or_never().is_none_or(|won| won.is_ok()), "won at the most");
-                world.pass(ms(1)).await;
+                assert!(
+                    future.as_mut().now_or_never().is_none_or(|locked| locked.is_ok()),
+                    "pending or acquired"
+                );
+                world.sleep(ms(1)).await;
             }
             tokio::time::timeout(TOTAL, simba.shutdown()).await.unwrap();
             assert!(world.age() < ms(40), "{:?} after {steps} steps", world.age());
@@ -885,7 +898,7 @@ async fn a_shutdown_ends_a_lock_that_nobody_asks_any_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_ends_while_the_store_hangs() {
+async fn shutdown_ends_while_the_store_hangs() {
     let world = World::new();
     let (simba, weather) = world.handle();
     drop(simba.locker(NAME).lock().await.unwrap());
@@ -908,31 +921,31 @@ async fn nothing_starts_after_a_shutdown() {
     simba.shutdown().await;
 }
 
-/// A message that arrives this much later.
+/// A request that arrives this much later.
 const fn late(by: Duration) -> Passage {
     Passage { request: Leg::Delay(by), reply: Leg::Pass }
 }
 
 // ===== shutting down =====
 
-/// Grants three times the lease that was asked for, and notes when it is closed.
+/// Grants three times the requested lease, and records when it is closed.
 #[derive(Debug)]
-struct Generous {
+struct LongGrant {
     store: MemoryBackend,
     closed: Arc<Mutex<Option<Moment>>>,
     clock: TokioClock,
 }
 
-struct GenerousSession(Box<dyn Session>);
+struct LongGrantSession(Box<dyn Session>);
 
 #[async_trait]
-impl Backend for Generous {
+impl Backend for LongGrant {
     fn name(&self) -> &'static str {
-        "generous"
+        "long-grant"
     }
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        Ok(Box::new(GenerousSession(self.store.open(claim).await?)))
+        Ok(Box::new(LongGrantSession(self.store.open(claim).await?)))
     }
 
     async fn close(&self) {
@@ -941,7 +954,7 @@ impl Backend for Generous {
 }
 
 #[async_trait]
-impl Session for GenerousSession {
+impl Session for LongGrantSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
         Ok(match self.0.contend(prior).await? {
             Answer::Ours(mut ours) => {
@@ -962,12 +975,12 @@ impl Session for GenerousSession {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_does_not_close_the_store_under_a_holder_that_was_granted_more_than_its_lease() {
+async fn shutdown_closes_the_store_after_a_holder_that_was_granted_more_than_its_lease() {
     let world = World::new();
     let closed = Arc::new(Mutex::new(None));
     let (clock, store) = (world.clock.clone(), world.store.clone());
-    let backend = Generous { store, closed: Arc::clone(&closed), clock: clock.clone() };
-    let simba = Simba::builder(Arc::new(backend)).clock(clock).lease(lease()).build();
+    let backend = LongGrant { store, closed: Arc::clone(&closed), clock: clock.clone() };
+    let simba = Simba::builder(Arc::new(backend)).with_clock(clock).with_lease(lease()).build();
     let guard = simba.locker(NAME).lock().await.unwrap();
     assert!(guard.remaining() > 2 * TOTAL, "{:?}", guard.remaining());
     simba.shutdown().await;
@@ -977,7 +990,7 @@ async fn a_shutdown_does_not_close_the_store_under_a_holder_that_was_granted_mor
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_whose_session_opens_after_a_shutdown_began_sends_no_call() {
+async fn lock_whose_session_opens_after_a_shutdown_began_makes_no_call() {
     for waits in [false, true] {
         let world = World::new();
         let (simba, weather) = world.handle();
@@ -990,7 +1003,7 @@ async fn a_lock_whose_session_opens_after_a_shutdown_began_sends_no_call() {
         } else {
             contention.start().unwrap();
         }
-        world.pass(CALL / 4).await;
+        world.sleep(CALL / 4).await;
         assert_eq!(weather.count(Call::Open), 1);
         simba.shutdown().await;
         assert_eq!(lock.await.unwrap_err().kind(), ErrorKind::Closed);

@@ -1,4 +1,4 @@
-//! The reference backend by direct calls, without the engine: what every other backend is measured by.
+//! The reference backend by direct calls, without the engine.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,15 +8,13 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use futures_util::FutureExt;
 use simba_core::operate::{EvictIf, Eviction, MutexRecord};
-use simba_core::{
-    Answer, Backend, Claim, Clock, ContenderId, FencingToken, Holding, Intent, Operate, Ownership, Prior,
-    Session,
-};
+use simba_core::spi::{Answer, Backend, Claim, Holding, Intent, Operate, Ownership, Prior, Session};
+use simba_core::{Clock, ContenderId, FencingToken};
 use tokio::time::sleep;
 use world::{LEASE, MUTEX, TTL, World, WorldClock, lease, ms, name, secs};
 
-/// How long a place in the queue lasts without a look.
-const PLACE: Duration = ms(2 * 600);
+/// The lifetime of a queue entry without a poll.
+const ENTRY: Duration = ms(2 * 600);
 
 fn id(id: &str) -> ContenderId {
     ContenderId::new(id).unwrap()
@@ -35,14 +33,14 @@ impl World {
         self.store.open(claim(contender).with_intent(Intent::Try)).await.unwrap()
     }
 
-    /// A session that holds the mutex, and its token.
+    /// Opens a session that holds the mutex, and returns it with its token.
     async fn holder(&self, contender: &str) -> (Box<dyn Session>, FencingToken) {
         let mut session = self.open(contender).await;
         let token = ours(&session.contend(Prior::Nothing).await.unwrap());
         (session, token)
     }
 
-    /// A session that waits and listens.
+    /// Opens a session that is queued and subscribed.
     async fn waiter(&self, contender: &str) -> Box<dyn Session> {
         let mut session = self.open(contender).await;
         assert!(!matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
@@ -51,7 +49,7 @@ impl World {
     }
 }
 
-/// The token of a mutex that is ours.
+/// Returns the token of [`Answer::Ours`].
 fn ours(answer: &Answer) -> FencingToken {
     match answer {
         Answer::Ours(ownership) => ownership.token.unwrap(),
@@ -67,15 +65,15 @@ async fn contend(session: &mut Box<dyn Session>, prior: Prior) -> Answer {
     session.contend(prior).await.unwrap()
 }
 
-/// Whether a hint is waiting, without waiting for one.
-fn rung(session: &mut Box<dyn Session>) -> bool {
+/// Returns whether a hint has arrived, without waiting for one.
+fn is_hinted(session: &mut Box<dyn Session>) -> bool {
     session.changed().now_or_never().is_some()
 }
 
 // ===== contending =====
 
 #[tokio::test(start_paused = true)]
-async fn opening_and_looking_leaves_no_trace() {
+async fn open_and_inspect_write_nothing() {
     let world = World::new();
     let mut session = world.open("a").await;
     assert_eq!(session.inspect().await.unwrap(), None);
@@ -86,7 +84,7 @@ async fn opening_and_looking_leaves_no_trace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_free_mutex_is_taken_for_a_whole_lease_and_others_are_told_by_whom() {
+async fn free_mutex_is_acquired_for_a_whole_lease_and_others_get_the_holder() {
     let world = World::new();
     let mut holder = world.open("a").await;
     let answer = contend(&mut holder, Prior::Nothing).await;
@@ -102,7 +100,7 @@ async fn a_free_mutex_is_taken_for_a_whole_lease_and_others_are_told_by_whom() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_keeps_the_token_and_starts_the_lease_anew() {
+async fn renewal_keeps_the_token_and_restarts_the_lease() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
     for _ in 0..10 {
@@ -113,7 +111,7 @@ async fn a_renewal_keeps_the_token_and_starts_the_lease_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_mutex_is_free_when_its_lease_is_over_and_not_a_moment_before() {
+async fn mutex_is_free_exactly_at_the_end_of_its_lease() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
     let mut other = world.open("b").await;
@@ -122,13 +120,13 @@ async fn a_mutex_is_free_when_its_lease_is_over_and_not_a_moment_before() {
     sleep(ms(1)).await;
     assert_eq!(holder.inspect().await.unwrap(), None);
     assert!(ours(&contend(&mut other, Prior::Nothing).await) > token);
-    // Late for its renewal: it is another's now.
+    // Its renewal is too late: another session holds the mutex.
     let Answer::Held(now) = contend(&mut holder, Prior::Held).await else { panic!() };
     assert_eq!(now.owner, id("b"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_renewal_of_a_free_mutex_is_a_new_acquisition() {
+async fn late_renewal_of_a_free_mutex_is_a_new_acquisition() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
     sleep(LEASE).await;
@@ -136,19 +134,19 @@ async fn a_late_renewal_of_a_free_mutex_is_a_new_acquisition() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_nothing_and_finds_its_own_id_is_refused_and_extends_nothing() {
+async fn session_without_a_hold_is_refused_under_its_own_id_and_extends_nothing() {
     let world = World::new();
     let (_holder, token) = world.holder("a").await;
-    let mut twin = world.open("a").await;
+    let mut other = world.open("a").await;
     sleep(ms(300)).await;
-    assert_eq!(contend(&mut twin, Prior::Nothing).await, held("a", token, LEASE - ms(300)));
-    assert_eq!(world.record().await.waiters, Some(0), "nor does it queue behind itself");
+    assert_eq!(contend(&mut other, Prior::Nothing).await, held("a", token, LEASE - ms(300)));
+    assert_eq!(world.record().await.waiters, Some(0), "it does not queue behind its own id");
     sleep(LEASE - ms(300)).await;
     assert_eq!(world.record().await.owner, None, "the lease was not extended");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_may_have_won_and_finds_its_own_id_adopts_it_with_its_token() {
+async fn unknown_prior_adopts_a_hold_under_its_own_id_with_its_token() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
     sleep(ms(300)).await;
@@ -158,17 +156,17 @@ async fn who_may_have_won_and_finds_its_own_id_adopts_it_with_its_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_lapsed_is_taken_anew_once_however_often_it_is_asked_for() {
+async fn lapsed_hold_is_acquired_again_once() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
-    let anew = ours(&contend(&mut holder, Prior::Lapsed(token)).await);
-    assert!(anew > token);
-    // The same call again, as it arrives late.
-    assert_eq!(ours(&contend(&mut holder, Prior::Lapsed(token)).await), anew);
+    let again = ours(&contend(&mut holder, Prior::Lapsed(token)).await);
+    assert!(again > token);
+    // The same call again, as if it arrived late.
+    assert_eq!(ours(&contend(&mut holder, Prior::Lapsed(token)).await), again);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_under_an_older_token_frees_nothing() {
+async fn release_under_an_older_token_frees_nothing() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
     holder.release(Holding::Under(token)).await.unwrap();
@@ -180,7 +178,7 @@ async fn a_release_under_an_older_token_frees_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_may_have_won_and_did_not_is_treated_like_anyone() {
+async fn unknown_prior_without_a_hold_is_a_normal_contender() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
     let mut other = world.open("b").await;
@@ -237,13 +235,13 @@ async fn each_mutex_has_its_own_owner() {
 // ===== releasing =====
 
 #[tokio::test(start_paused = true)]
-async fn a_release_frees_ones_own_twice_over_and_never_another_s() {
+async fn release_is_idempotent_and_never_frees_another_hold() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
     let mut other = world.waiter("b").await;
     other.release(Holding::Unknown).await.unwrap();
     assert_eq!(other.inspect().await.unwrap().unwrap().token, Some(token), "still held");
-    assert_eq!(world.record().await.waiters, Some(0), "but it left the queue");
+    assert_eq!(world.record().await.waiters, Some(0), "it left the queue");
     holder.release(Holding::Unknown).await.unwrap();
     holder.release(Holding::Unknown).await.unwrap();
     world.assert_empty().await;
@@ -253,7 +251,7 @@ async fn a_release_frees_ones_own_twice_over_and_never_another_s() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_session_leaves_the_queue_and_keeps_the_mutex_to_its_lease() {
+async fn dropped_session_leaves_the_queue_and_holds_until_the_end_of_its_lease() {
     let world = World::new();
     let (holder, token) = world.holder("a").await;
     let waiter = world.waiter("b").await;
@@ -268,7 +266,7 @@ async fn a_dropped_session_leaves_the_queue_and_keeps_the_mutex_to_its_lease() {
 // ===== the queue =====
 
 #[tokio::test(start_paused = true)]
-async fn waiters_get_the_mutex_in_the_order_in_which_they_came() {
+async fn waiters_acquire_in_fifo_order() {
     let world = World::new();
     let (mut holder, _) = world.holder("first").await;
     let mut waiters = Vec::new();
@@ -276,23 +274,27 @@ async fn waiters_get_the_mutex_in_the_order_in_which_they_came() {
         waiters.push(world.waiter(&format!("w{number}")).await);
     }
     for next in 0..10 {
-        // All look again, the last one first; that changes nothing about the order.
+        // All poll again, the last one first. That does not change the order.
         for waiter in waiters[next..].iter_mut().rev() {
             assert!(matches!(contend(waiter, Prior::Nothing).await, Answer::Held(_)));
         }
         holder.release(Holding::Unknown).await.unwrap();
         for waiter in waiters[next + 1..].iter_mut().rev() {
-            assert_eq!(contend(waiter, Prior::Nothing).await, Answer::Vacant, "free, but promised");
-            assert!(!rung(waiter), "and not woken");
+            assert_eq!(
+                contend(waiter, Prior::Nothing).await,
+                Answer::Vacant,
+                "free, but another waiter is first"
+            );
+            assert!(!is_hinted(waiter), "not woken");
         }
-        assert!(rung(&mut waiters[next]), "the next one alone is woken");
+        assert!(is_hinted(&mut waiters[next]), "only the next one is woken");
         ours(&contend(&mut waiters[next], Prior::Nothing).await);
         std::mem::swap(&mut holder, &mut waiters[next]);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_never_queues_and_never_passes_a_live_waiter() {
+async fn try_never_queues_and_never_overtakes_a_live_waiter() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
     let mut attempt = world.open_try("t").await;
@@ -300,52 +302,56 @@ async fn a_try_never_queues_and_never_passes_a_live_waiter() {
     assert_eq!(world.record().await.waiters, Some(0));
     let mut waiter = world.waiter("b").await;
     holder.release(Holding::Unknown).await.unwrap();
-    assert_eq!(contend(&mut attempt, Prior::Nothing).await, Answer::Vacant, "free, but promised");
+    assert_eq!(
+        contend(&mut attempt, Prior::Nothing).await,
+        Answer::Vacant,
+        "free, but another waiter is first"
+    );
     let record = world.record().await;
-    assert_eq!((record.owner, record.waiters), (None, Some(1)), "it left no trace");
+    assert_eq!((record.owner, record.waiters), (None, Some(1)), "it wrote nothing");
     ours(&contend(&mut waiter, Prior::Nothing).await);
     waiter.release(Holding::Unknown).await.unwrap();
     ours(&contend(&mut attempt, Prior::Nothing).await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_was_woken_and_goes_passes_the_baton() {
+async fn woken_waiter_that_leaves_passes_its_wake_up_on() {
     for drops in [true, false] {
         let world = World::new();
         let (mut holder, _) = world.holder("a").await;
         let mut first = world.waiter("b").await;
         let mut second = world.waiter("c").await;
         holder.release(Holding::Unknown).await.unwrap();
-        assert!(!rung(&mut second));
+        assert!(!is_hinted(&mut second));
         if drops {
             drop(first);
         } else {
-            assert!(rung(&mut first), "woken, and not willing any more");
+            assert!(is_hinted(&mut first), "woken, and about to leave");
             first.release(Holding::Unknown).await.unwrap();
         }
-        assert!(rung(&mut second), "dropped: {drops}");
+        assert!(is_hinted(&mut second), "dropped: {drops}");
         ours(&contend(&mut second, Prior::Nothing).await);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_goes_while_the_mutex_is_held_wakes_nobody() {
+async fn waiter_that_leaves_while_the_mutex_is_held_wakes_no_other() {
     let world = World::new();
     let (_holder, _) = world.holder("a").await;
     let first = world.waiter("b").await;
     let mut second = world.waiter("c").await;
     drop(first);
-    assert!(!rung(&mut second));
+    assert!(!is_hinted(&mut second));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_place_of_a_dead_waiter_ends_by_itself() {
+async fn queue_entry_of_a_dead_waiter_expires() {
     let world = World::new();
     let (mut holder, _) = world.holder("a").await;
     let dead = world.waiter("dead").await;
     let mut live = world.waiter("live").await;
     holder.release(Holding::Unknown).await.unwrap();
-    sleep(PLACE - ms(1)).await;
+    sleep(ENTRY - ms(1)).await;
     assert_eq!(contend(&mut live, Prior::Nothing).await, Answer::Vacant);
     sleep(ms(1)).await;
     ours(&contend(&mut live, Prior::Nothing).await);
@@ -353,7 +359,7 @@ async fn the_place_of_a_dead_waiter_ends_by_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_looks_in_time_keeps_its_place() {
+async fn waiter_that_polls_in_time_keeps_its_entry() {
     let world = World::new();
     let (mut holder, _) = world.holder("a").await;
     let mut first = world.waiter("b").await;
@@ -372,20 +378,20 @@ async fn a_waiter_that_looks_in_time_keeps_its_place() {
 // ===== hints =====
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_s_first_call_completes_at_once_and_a_later_ring_is_kept() {
+async fn first_changed_completes_at_once_and_a_later_hint_is_kept() {
     let world = World::new();
     let (mut holder, _) = world.holder("a").await;
     let mut waiter = world.open("b").await;
     contend(&mut waiter, Prior::Nothing).await;
-    assert!(rung(&mut waiter), "after the subscription, since anything may have been missed");
-    assert!(!rung(&mut waiter), "once");
+    assert!(is_hinted(&mut waiter), "after the subscription, since a change may have been missed");
+    assert!(!is_hinted(&mut waiter), "once");
     holder.release(Holding::Unknown).await.unwrap();
-    assert!(rung(&mut waiter), "kept while nobody listened");
-    assert!(!rung(&mut waiter));
+    assert!(is_hinted(&mut waiter), "kept until the next call");
+    assert!(!is_hinted(&mut waiter));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ring_wakes_a_call_that_waits() {
+async fn hint_completes_a_pending_changed() {
     let world = World::new();
     let (mut holder, _) = world.holder("a").await;
     let mut waiter = world.waiter("b").await;
@@ -399,40 +405,40 @@ async fn a_ring_wakes_a_call_that_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_watches_is_rung_by_every_change_of_owner_and_by_nothing_else() {
+async fn observer_is_hinted_at_every_change_of_owner_only() {
     let world = World::new();
-    let mut watcher = world.open_try("w").await;
-    assert!(rung(&mut watcher) && !rung(&mut watcher));
+    let mut observer = world.open_try("w").await;
+    assert!(is_hinted(&mut observer) && !is_hinted(&mut observer));
     let (mut holder, _) = world.holder("a").await;
-    assert!(rung(&mut watcher), "acquired");
+    assert!(is_hinted(&mut observer), "acquired");
     ours(&contend(&mut holder, Prior::Held).await);
-    assert!(!rung(&mut watcher), "renewed");
+    assert!(!is_hinted(&mut observer), "renewed");
     let waiter = world.waiter("b").await;
     drop(waiter);
-    assert!(!rung(&mut watcher), "queued and left");
+    assert!(!is_hinted(&mut observer), "queued and left");
     holder.release(Holding::Unknown).await.unwrap();
-    assert!(rung(&mut watcher), "released");
+    assert!(is_hinted(&mut observer), "released");
     holder.release(Holding::Unknown).await.unwrap();
-    assert!(!rung(&mut watcher), "released again");
+    assert!(!is_hinted(&mut observer), "released again");
     ours(&contend(&mut holder, Prior::Nothing).await);
-    assert!(rung(&mut watcher));
+    assert!(is_hinted(&mut observer));
     world.store.evict(&name(MUTEX), EvictIf::Any).await.unwrap();
-    assert!(rung(&mut watcher), "evicted");
+    assert!(is_hinted(&mut observer), "evicted");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_has_nothing_to_be_told() {
+async fn holder_gets_no_hints() {
     let world = World::new();
     let (mut holder, _) = world.holder("a").await;
-    assert!(!rung(&mut holder));
+    assert!(!is_hinted(&mut holder));
     holder.release(Holding::Unknown).await.unwrap();
-    assert!(rung(&mut holder) && !rung(&mut holder), "until it subscribes as a waiter");
+    assert!(is_hinted(&mut holder) && !is_hinted(&mut holder), "once it subscribes as a waiter");
 }
 
 // ===== for operators =====
 
 #[tokio::test(start_paused = true)]
-async fn the_list_is_sorted_and_has_the_free_ones_too() {
+async fn list_is_sorted_and_includes_free_mutexes() {
     let world = World::new();
     let mut sessions = Vec::new();
     for mutex in ["b", "a:2", "c", "a:10", "B"] {
@@ -447,14 +453,14 @@ async fn the_list_is_sorted_and_has_the_free_ones_too() {
     let owned: Vec<_> = list.iter().map(|record| record.owner.is_some()).collect();
     assert_eq!(owned, [true, true, true, true, false]);
     for record in list {
-        assert_eq!(world.store.read(&record.mutex).await.unwrap(), record, "as each is read alone");
+        assert_eq!(world.store.read(&record.mutex).await.unwrap(), record, "the same as a single read");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_tells_owner_token_begin_rest_window_and_waiters() {
+async fn record_has_owner_token_times_and_waiters() {
     let world = World::new();
-    assert_eq!(world.record().await, MutexRecord::free(name(MUTEX)), "unknown is free");
+    assert_eq!(world.record().await, MutexRecord::free(name(MUTEX)), "an unknown mutex is free");
     sleep(secs(7)).await;
     let (mut holder, token) = world.holder("a").await;
     let _waiters = [world.waiter("b").await, world.waiter("c").await];
@@ -463,7 +469,11 @@ async fn a_record_tells_owner_token_begin_rest_window_and_waiters() {
     sleep(TTL - ms(1)).await;
     let record = world.record().await;
     assert_eq!((record.owner, record.token), (Some(id("a")), Some(token)));
-    assert_eq!(record.acquired_at, Some(UNIX_EPOCH + WorldClock::WALL + secs(7)), "not when it was renewed");
+    assert_eq!(
+        record.acquired_at,
+        Some(UNIX_EPOCH + WorldClock::WALL + secs(7)),
+        "not the time of the renewal"
+    );
     assert_eq!((record.remaining, record.in_transition), (Some(LEASE - TTL + ms(1)), Some(false)));
     assert_eq!(record.waiters, Some(2));
     sleep(ms(1)).await;
@@ -476,13 +486,13 @@ async fn a_record_tells_owner_token_begin_rest_window_and_waiters() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_eviction_frees_the_holder_that_the_condition_names_and_no_other() {
+async fn eviction_frees_only_the_holder_that_the_condition_names() {
     let world = World::new();
     let evict = |condition| {
         let store = world.store.clone();
         async move { store.evict(&name(MUTEX), condition).await.unwrap() }
     };
-    assert_eq!(evict(EvictIf::Any).await, Eviction::Vacant, "never heard of it");
+    assert_eq!(evict(EvictIf::Any).await, Eviction::Vacant, "an unknown mutex");
     let (mut holder, stale) = world.holder("a").await;
     holder.release(Holding::Unknown).await.unwrap();
     assert_eq!(evict(EvictIf::Any).await, Eviction::Vacant);
@@ -491,7 +501,7 @@ async fn an_eviction_frees_the_holder_that_the_condition_names_and_no_other() {
     sleep(ms(300)).await;
     for other in [EvictIf::Token(stale), EvictIf::Owner(id("b"))] {
         assert_eq!(evict(other).await, Eviction::Other(id("a")));
-        assert_eq!(holder.inspect().await.unwrap().unwrap().remaining, LEASE - ms(300), "left alone");
+        assert_eq!(holder.inspect().await.unwrap().unwrap().remaining, LEASE - ms(300), "unchanged");
     }
     let freed = Eviction::Freed { owner: id("a"), window: LEASE - ms(300) };
     assert_eq!(evict(EvictIf::Token(token)).await, freed);
@@ -503,20 +513,20 @@ async fn an_eviction_frees_the_holder_that_the_condition_names_and_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_eviction_wakes_the_next_waiter_and_the_old_holder_finds_it_out() {
+async fn eviction_wakes_the_next_waiter_and_the_old_holder_cannot_renew() {
     let world = World::new();
     let (mut holder, token) = world.holder("a").await;
     let mut waiter = world.waiter("b").await;
     world.store.evict(&name(MUTEX), EvictIf::Any).await.unwrap();
-    assert!(rung(&mut waiter));
-    assert_eq!(contend(&mut holder, Prior::Held).await, Answer::Vacant, "promised to the waiter");
+    assert!(is_hinted(&mut waiter));
+    assert_eq!(contend(&mut holder, Prior::Held).await, Answer::Vacant, "the waiter is first");
     let next = ours(&contend(&mut waiter, Prior::Nothing).await);
     assert!(next > token);
     assert_eq!(contend(&mut holder, Prior::Held).await, held("b", next, LEASE));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_probe_answers_and_needs_no_schema() {
+async fn probe_succeeds_without_a_schema() {
     let world = World::new();
     let operate = world.store.operate().unwrap();
     let probe = operate.probe().await.unwrap();
@@ -528,7 +538,7 @@ async fn a_probe_answers_and_needs_no_schema() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clones_share_one_store_and_its_clock_is_its_own() {
+async fn clones_share_one_store_and_its_clock() {
     let world = World::new();
     let (_holder, token) = world.holder("a").await;
     let record = world.store.clone().read(&name(MUTEX)).await.unwrap();

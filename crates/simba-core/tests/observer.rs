@@ -1,12 +1,14 @@
-//! Watching: what is seen of the owner, when, and what a watch never does.
+//! The observer: what it returns and when, and that it never contends.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod world;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use simba_core::{Clock, ErrorKind, Locker, Moment, MutexOwner, Observer, View};
 use simba_tck::{Call, Leg, Passage, Switch, Weather};
 use tokio::time::{sleep, timeout};
@@ -29,25 +31,25 @@ async fn owned(observer: &mut Observer) -> MutexOwner {
     }
 }
 
-/// Nothing changes for ten seconds.
+/// Asserts that nothing changes for ten seconds.
 async fn assert_quiet(observer: &mut Observer) {
     timeout(secs(10), observer.changed()).await.unwrap_err();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_vacant_mutex_is_seen_as_such_and_told_once() {
+async fn vacant_mutex_is_returned_once() {
     let world = World::new();
     let mut observer = world.peer(1).observe();
     assert_eq!(observer.mutex(), &name(MUTEX));
     assert_eq!(observer.changed().await.unwrap(), View::Vacant);
-    assert_eq!(world.now(), Moment::ZERO, "at the first look");
+    assert_eq!(world.now(), Moment::ZERO, "at the first poll");
     assert_quiet(&mut observer).await;
     assert_eq!(observer.view(), View::Vacant);
     assert!(observer.last_error().is_none());
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_change_waits_for_the_first_look() {
+async fn first_changed_waits_for_the_first_poll() {
     let world = World::new();
     let peer = world.peer(1);
     sleep(ms(10)).await;
@@ -60,7 +62,7 @@ async fn the_first_change_waits_for_the_first_look() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_change_of_owner_is_seen_at_once_with_id_and_token() {
+async fn every_change_of_owner_is_returned_at_once_with_id_and_token() {
     let world = World::new();
     let (one, two) = (world.peer(1), world.peer(2));
     let mut observer = world.peer(3).observe();
@@ -73,11 +75,11 @@ async fn every_change_of_owner_is_seen_at_once_with_id_and_token() {
         assert_eq!(owner.id.as_ref(), Some(guard.tenure().contender()));
         assert_eq!((owner.token, owner.acquired_at), (Some(guard.token()), since));
         assert_eq!((owner.ttl_at, owner.transition_at), (since + TTL, since + LEASE));
-        // Renewals are no news; they show in the view alone.
+        // Renewals are not changes. They only update the view.
         assert_quiet(&mut observer).await;
         let View::Owned(later) = observer.view() else { panic!("{:?}", observer.view()) };
         assert!(later.has_owner(world.now()) && later.transition_at > owner.transition_at);
-        assert_eq!((later.id, later.acquired_at), (owner.id, since), "since it was first seen");
+        assert_eq!((later.id, later.acquired_at), (owner.id, since), "since it was first observed");
         let freed = world.now();
         guard.release().await.unwrap();
         assert_eq!(observer.changed().await.unwrap(), View::Vacant);
@@ -86,7 +88,7 @@ async fn every_change_of_owner_is_seen_at_once_with_id_and_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hand_over_to_a_waiter_is_seen_at_once() {
+async fn acquisition_by_a_waiter_is_returned_at_once() {
     let world = World::new();
     let (one, two) = (world.peer(1), world.peer(2));
     let first = one.locker().lock().await.unwrap();
@@ -115,16 +117,16 @@ async fn owned_or_vacant(observer: &mut Observer) -> Option<MutexOwner> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_whose_hint_is_lost_is_seen_within_one_poll() {
+async fn change_with_a_lost_hint_is_returned_within_one_poll_interval() {
     for seed in 0..100 {
         let world = World::new();
-        let (holder, watcher) = (world.peer(seed), world.peer(seed + 1000));
+        let (holder, observing) = (world.peer(seed), world.peer(seed + 1000));
         let guard = holder.locker().lock().await.unwrap();
-        let mut observer = watcher.observe();
+        let mut observer = observing.observe();
         assert_eq!(owned(&mut observer).await.token, Some(guard.token()));
-        // The hints of the next hour are lost, nothing else is.
+        // Only the hints of the next hour are lost.
         for _ in 0..100 {
-            watcher.switch.once(Call::Hint, Passage::HANG);
+            observing.switch.once(Call::Hint, Passage::HANG);
         }
         sleep(ms(1 + seed * 7)).await;
         let freed = world.now();
@@ -136,13 +138,13 @@ async fn a_change_whose_hint_is_lost_is_seen_within_one_poll() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_dead_holder_s_lease_is_seen_within_two_percent() {
+async fn end_of_a_dead_holders_lease_is_returned_within_two_percent() {
     for seed in 0..100 {
         let world = World::new();
-        let (holder, watcher) = (world.peer(seed), world.peer(seed + 1000));
+        let (holder, observing) = (world.peer(seed), world.peer(seed + 1000));
         let locker = holder.locker();
         let guard = locker.lock().await.unwrap();
-        let mut observer = watcher.observe();
+        let mut observer = observing.observe();
         owned(&mut observer).await;
         sleep(ms(1 + seed * 7)).await;
         holder.switch.set(Passage::HANG);
@@ -157,16 +159,16 @@ async fn the_end_of_a_dead_holder_s_lease_is_seen_within_two_percent() {
 async fn an_unreachable_store_is_unknown_since_the_first_failure_until_it_answers() {
     for outage in [Passage::HANG, Passage::REPLY_LOST, Passage::fail(ErrorKind::Unavailable)] {
         let world = World::new();
-        let (holder, watcher) = (world.peer(1), world.peer(2));
+        let (holder, observing) = (world.peer(1), world.peer(2));
         let guard = holder.locker().lock().await.unwrap();
-        let mut observer = watcher.observe();
+        let mut observer = observing.observe();
         owned(&mut observer).await;
-        watcher.switch.set(outage);
+        observing.switch.set(outage);
         let cut = world.now();
         let failed = observer.changed().await.unwrap();
         let since = world.now();
         assert_eq!(failed, View::Unknown { since }, "{outage:?}");
-        assert!(since <= cut + lease().poll() + CALL_LIMIT, "found out at the next look");
+        assert!(since <= cut + lease().poll() + CALL_LIMIT, "noticed at the next poll");
         let error = observer.last_error().unwrap();
         assert_eq!((error.kind(), error.backend()), (ErrorKind::Unavailable, Some("memory")));
         assert_eq!(error.mutex(), Some(&name(MUTEX)));
@@ -174,7 +176,7 @@ async fn an_unreachable_store_is_unknown_since_the_first_failure_until_it_answer
         assert_eq!(observer.view(), View::Unknown { since }, "the first failure counts");
         assert!(observer.last_error().is_some());
 
-        watcher.switch.clear();
+        observing.switch.clear();
         let cleared = world.now();
         let owner = owned(&mut observer).await;
         assert!(world.now() <= cleared + CALL_LIMIT + TTL, "{outage:?}");
@@ -182,7 +184,7 @@ async fn an_unreachable_store_is_unknown_since_the_first_failure_until_it_answer
         assert!(observer.last_error().is_none());
 
         // A second outage counts from its own first failure.
-        watcher.switch.set(outage);
+        observing.switch.set(outage);
         let View::Unknown { since: again } = observer.changed().await.unwrap() else { panic!() };
         assert!(again > since);
         assert_eq!(again, world.now().min(owner.transition_at), "or from the end of the last known lease");
@@ -190,7 +192,7 @@ async fn an_unreachable_store_is_unknown_since_the_first_failure_until_it_answer
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_out_of_reach_from_the_start_is_unknown_since_the_first_failure() {
+async fn store_that_is_unreachable_from_the_start_is_unknown_since_the_first_failure() {
     let world = World::new();
     let peer = world.peer(1);
     peer.switch.set(Passage::HANG);
@@ -205,42 +207,42 @@ async fn a_store_that_is_out_of_reach_from_the_start_is_unknown_since_the_first_
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_owner_whose_lease_has_ended_is_unknown_until_the_next_look() {
+async fn owner_whose_lease_has_ended_is_unknown_until_the_next_poll() {
     let world = World::new();
-    let (holder, watcher) = (world.peer(1), world.peer(2));
+    let (holder, observing) = (world.peer(1), world.peer(2));
     let guard = holder.locker().lock().await.unwrap();
-    let seldom = watcher.simba.with_lease(lease().with_poll(secs(30)).unwrap());
+    let seldom = observing.simba.with_lease(lease().with_poll(secs(30)).unwrap());
     let mut observer = seldom.observe(MUTEX).unwrap();
     let owner = owned(&mut observer).await;
     assert_eq!(owner.token, Some(guard.token()));
     holder.switch.set(Passage::HANG);
-    watcher.switch.set(Passage::HANG);
+    observing.switch.set(Passage::HANG);
     let end = Moment::ZERO + LEASE;
     world.clock.sleep_until(end.saturating_sub(ms(1))).await;
     assert_eq!(observer.view(), View::Owned(owner));
     world.clock.sleep_until(end).await;
     assert_eq!(observer.view(), View::Unknown { since: end });
-    assert_eq!(observer.changed().await.unwrap(), View::Unknown { since: end }, "when the next look fails");
+    assert_eq!(observer.changed().await.unwrap(), View::Unknown { since: end }, "when the next poll fails");
     assert!(world.now() > end);
-    watcher.switch.clear();
+    observing.switch.clear();
     assert_eq!(observer.changed().await.unwrap(), View::Vacant);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_to_an_owner_whose_lease_has_ended_since_is_unknown_until_it_is_seen_again() {
+async fn change_to_an_owner_whose_lease_has_ended_is_unknown_until_the_next_answer() {
     let world = World::new();
-    let (holder, watcher) = (world.peer(1), world.peer(2));
+    let (holder, observing) = (world.peer(1), world.peer(2));
     let guard = holder.locker().lock().await.unwrap();
-    let seldom = watcher.simba.with_lease(lease().with_poll(secs(30)).unwrap());
+    let seldom = observing.simba.with_lease(lease().with_poll(secs(30)).unwrap());
     let mut observer = seldom.observe(MUTEX).unwrap();
     sleep(ms(10)).await;
     assert!(matches!(observer.view(), View::Owned(_)));
-    // The next look takes until after the end of the lease that the first one saw.
-    watcher.switch.set(Passage { request: Leg::Pass, reply: Leg::Delay(CALL_LIMIT / 2) });
+    // The next poll takes until after the end of the lease that the first one returned.
+    observing.switch.set(Passage { request: Leg::Pass, reply: Leg::Delay(CALL_LIMIT / 2) });
     let end = Moment::ZERO + LEASE;
     world.clock.sleep_until(end + ms(50)).await;
     assert_eq!(observer.changed().await.unwrap(), View::Unknown { since: end });
-    // The holder has renewed all along.
+    // The holder has renewed meanwhile.
     let owner = owned(&mut observer).await;
     assert_eq!(owner.token, Some(guard.token()));
     assert!(owner.has_owner(world.now()));
@@ -250,7 +252,7 @@ async fn a_change_to_an_owner_whose_lease_has_ended_since_is_unknown_until_it_is
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_refuses_is_asked_at_most_twice_a_second() {
+async fn permanent_error_is_retried_at_most_twice_a_second() {
     for seed in 0..20 {
         let world = World::new();
         let peer = world.peer(seed);
@@ -262,18 +264,18 @@ async fn a_store_that_refuses_is_asked_at_most_twice_a_second() {
         let mut before = peer.switch.count(Call::Inspect);
         for _ in 0..10 {
             sleep(secs(1)).await;
-            let looks = peer.switch.count(Call::Inspect) - before;
-            before += looks;
-            assert!((1..=2).contains(&looks), "{looks} looks in a second");
+            let polls = peer.switch.count(Call::Inspect) - before;
+            before += polls;
+            assert!((1..=2).contains(&polls), "{polls} polls in a second");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observer_never_contends_and_never_queues() {
+async fn observer_never_contends_and_never_queues() {
     let world = World::new();
-    let (holder, watcher) = (world.peer(1), world.peer(2));
-    let mut observer = watcher.observe();
+    let (holder, observing) = (world.peer(1), world.peer(2));
+    let mut observer = observing.observe();
     for _ in 0..5 {
         assert_eq!(observer.changed().await.unwrap(), View::Vacant);
         let guard = holder.locker().lock().await.unwrap();
@@ -281,15 +283,15 @@ async fn an_observer_never_contends_and_never_queues() {
         sleep(5 * LEASE).await;
         assert_eq!(world.record().await.waiters, Some(0));
         guard.release().await.unwrap();
-        // Nobody waits before a try.
+        // No waiter is before a try.
         let tried = holder.locker().try_lock().await.unwrap().unwrap();
-        // The moment in between may be seen, or not.
+        // The moment in between may be returned or not.
         while owned_or_vacant(&mut observer).await.is_none() {}
         tried.release().await.unwrap();
     }
-    let asked = [Call::Contend, Call::Release].map(|call| watcher.switch.count(call));
-    assert_eq!(asked, [0, 0]);
-    assert!(watcher.switch.count(Call::Inspect) > 25 && watcher.switch.count(Call::Open) == 1);
+    let calls = [Call::Contend, Call::Release].map(|call| observing.switch.count(call));
+    assert_eq!(calls, [0, 0]);
+    assert!(observing.switch.count(Call::Inspect) > 25 && observing.switch.count(Call::Open) == 1);
 }
 
 /// Forges hints, and counts the calls.
@@ -307,7 +309,7 @@ impl Weather for Flood {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_of_forged_hints_makes_no_hot_loop() {
+async fn flood_of_forged_hints_causes_no_busy_loop() {
     for every in [Duration::ZERO, ms(1)] {
         let world = World::new();
         let switch = Switch::new();
@@ -318,10 +320,10 @@ async fn a_flood_of_forged_hints_makes_no_hot_loop() {
         for _ in 0..10 {
             let before = switch.count(Call::Inspect);
             sleep(10 * TTL).await;
-            let looks = switch.count(Call::Inspect) - before;
-            assert!(looks <= 100, "{looks} looks in ten ttls, hinted every {every:?}");
+            let polls = switch.count(Call::Inspect) - before;
+            assert!(polls <= 100, "{polls} polls in ten ttls, hinted every {every:?}");
         }
-        // And a true one still gets through.
+        // A genuine hint still has an effect.
         let taken = world.now();
         let guard = world.peer(2).locker().lock().await.unwrap();
         assert_eq!(owned(&mut observer).await.token, Some(guard.token()));
@@ -330,7 +332,7 @@ async fn a_flood_of_forged_hints_makes_no_hot_loop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_shutdown_what_was_not_told_is_told_and_then_it_is_closed() {
+async fn changed_returns_a_pending_change_after_a_shutdown_and_then_closed() {
     let world = World::new();
     let peer = world.peer(1);
     let mut observer = peer.observe();
@@ -339,29 +341,43 @@ async fn after_a_shutdown_what_was_not_told_is_told_and_then_it_is_closed() {
     let (waited, ()) = tokio::join!(observer.changed(), peer.simba.shutdown());
     assert_eq!(waited.unwrap_err().kind(), ErrorKind::Closed, "a wait ends");
     assert_eq!(observer.changed().await.unwrap_err().mutex(), Some(&name(MUTEX)));
-    assert_eq!(other.changed().await.unwrap(), View::Vacant, "seen before, told now");
+    assert_eq!(other.changed().await.unwrap(), View::Vacant, "observed before the shutdown");
     assert_eq!(other.changed().await.unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(peer.simba.observe(MUTEX).unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(world.now(), Moment::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_observer_looks_no_more() {
+async fn dropped_observer_stops_polling() {
     let world = World::new();
     let peer = world.peer(1);
     let mut observer = peer.observe();
     observer.changed().await.unwrap();
     sleep(secs(5)).await;
     drop(observer);
-    let looks = peer.switch.count(Call::Inspect);
-    assert!(looks >= 5);
+    let polls = peer.switch.count(Call::Inspect);
+    assert!(polls >= 5);
     sleep(secs(60)).await;
-    assert_eq!(peer.switch.count(Call::Inspect), looks);
+    assert_eq!(peer.switch.count(Call::Inspect), polls);
     peer.simba.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wrong_name_is_refused() {
+async fn invalid_name_is_an_error() {
     let world = World::new();
     assert_eq!(world.peer(1).simba.observe("no/slash").unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_returns_every_change_and_ends_with_a_shutdown() {
+    let world = World::new();
+    let (peer, holder) = (world.peer(1), world.peer(2));
+    let mut views = pin!(peer.observe().into_stream());
+    assert_eq!(views.next().await, Some(View::Vacant));
+    let guard = holder.locker().lock().await.unwrap();
+    assert!(matches!(views.next().await, Some(View::Owned(owner)) if owner.is_owner(guard.contender())));
+    guard.release().await.unwrap();
+    assert_eq!(views.next().await, Some(View::Vacant));
+    peer.simba.shutdown().await;
+    assert_eq!(views.next().await, None);
 }

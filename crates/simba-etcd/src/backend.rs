@@ -1,4 +1,4 @@
-//! The backend: one connection, and one lease for each length, whatever the number of mutexes.
+//! The backend: one connection, and one lease at the store for each length, for any number of mutexes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,20 +6,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use simba_core::{Backend, Claim, Clock, Error, ErrorKind, Operate, Result, Session, SystemClock};
+use simba_core::spi::{Backend, Claim, Operate, Session};
+use simba_core::{Clock, Error, ErrorKind, Result, SystemClock};
+use simba_net::queue::QueueSession;
 
 use crate::NAME;
 use crate::client::Client;
 use crate::config::EtcdConfig;
 use crate::error::closed;
-use crate::keys;
-use crate::session::EtcdSession;
-use crate::tenancy::Tenancy;
+use crate::layout;
+use crate::lease::SharedLease;
+use crate::session::EtcdQueue;
 
-/// How many lengths of lease are kept alive without a user.
-const MOST_IDLE: usize = 8;
+/// The number of leases that are kept without a user, each of another length.
+const MAX_IDLE: usize = 8;
 
-/// Mutexes in an etcd cluster.
+/// A backend that keeps mutexes in an etcd cluster.
 ///
 /// # Examples
 ///
@@ -39,8 +41,8 @@ const MOST_IDLE: usize = 8;
 pub struct EtcdBackend {
     config: Arc<EtcdConfig>,
     client: Arc<Client>,
-    /// By what they ask for in milliseconds; none once closed.
-    tenancies: Mutex<Option<HashMap<u128, Arc<Tenancy>>>>,
+    /// By their requested length in milliseconds; `None` once closed.
+    leases: Mutex<Option<HashMap<u128, Arc<SharedLease>>>>,
 }
 
 impl EtcdBackend {
@@ -50,7 +52,7 @@ impl EtcdBackend {
     ///
     /// [`ErrorKind::Unavailable`](simba_core::ErrorKind::Unavailable) if no member answers;
     /// [`ErrorKind::Denied`](simba_core::ErrorKind::Denied) or
-    /// [`ErrorKind::Config`](simba_core::ErrorKind::Config) for what a person has to mend.
+    /// [`ErrorKind::Config`](simba_core::ErrorKind::Config) until the setup is fixed.
     ///
     /// # Cancel safety
     ///
@@ -59,20 +61,20 @@ impl EtcdBackend {
         Self::connect_with_clock(config, Arc::new(SystemClock)).await
     }
 
-    /// The same on another clock.
+    /// Connects like [`connect`](Self::connect), with another clock.
     ///
     /// # Errors
     ///
     /// As [`connect`](Self::connect).
     pub async fn connect_with_clock(config: EtcdConfig, clock: Arc<dyn Clock>) -> Result<Self> {
-        if config.places.is_empty() {
+        if config.endpoints.is_empty() {
             let message = "no member to connect to: name at least one";
             return Err(Error::new(ErrorKind::Invalid, message).with_backend(NAME));
         }
         let config = Arc::new(config);
         let client = Arc::new(Client::start(Arc::clone(&config), clock));
         client.ready().await.map_err(|error| error.with_backend(NAME))?;
-        Ok(Self { config, client, tenancies: Mutex::new(Some(HashMap::new())) })
+        Ok(Self { config, client, leases: Mutex::new(Some(HashMap::new())) })
     }
 
     pub(crate) fn config(&self) -> &EtcdConfig {
@@ -83,21 +85,21 @@ impl EtcdBackend {
         &self.client
     }
 
-    /// The lease for mutexes that are held for so long at a time.
-    pub(crate) fn tenancy(&self, lease: Duration) -> Result<Arc<Tenancy>> {
-        let mut tenancies = self.tenancies();
-        let tenancies = tenancies.as_mut().ok_or_else(closed)?;
-        let wanted = lease.as_millis();
-        if !tenancies.contains_key(&wanted) && tenancies.len() >= MOST_IDLE {
-            // Who drops the last of it ends the lease.
-            tenancies.retain(|_, tenancy| Arc::strong_count(tenancy) > 1);
+    /// Returns the lease for mutexes with this length of lease.
+    pub(crate) fn shared_lease(&self, length: Duration) -> Result<Arc<SharedLease>> {
+        let mut leases = self.leases();
+        let leases = leases.as_mut().ok_or_else(closed)?;
+        let millis = length.as_millis();
+        if !leases.contains_key(&millis) && leases.len() >= MAX_IDLE {
+            // Dropping the last reference revokes the lease.
+            leases.retain(|_, lease| Arc::strong_count(lease) > 1);
         }
-        let start = || Tenancy::start(Arc::clone(&self.client), lease);
-        Ok(Arc::clone(tenancies.entry(wanted).or_insert_with(start)))
+        let start = || SharedLease::start(Arc::clone(&self.client), length);
+        Ok(Arc::clone(leases.entry(millis).or_insert_with(start)))
     }
 
-    fn tenancies(&self) -> MutexGuard<'_, Option<HashMap<u128, Arc<Tenancy>>>> {
-        self.tenancies.lock().unwrap_or_else(PoisonError::into_inner)
+    fn leases(&self) -> MutexGuard<'_, Option<HashMap<u128, Arc<SharedLease>>>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -114,10 +116,10 @@ impl Backend for EtcdBackend {
     }
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        keys::check(&claim.mutex)?;
-        let tenancy = self.tenancy(claim.lease.total())?;
+        layout::check(&claim.mutex)?;
+        let lease = self.shared_lease(claim.lease.total())?;
         let prefix = self.config.keys().mutex(&claim.mutex);
-        Ok(Box::new(EtcdSession::new(tenancy, prefix, claim)))
+        Ok(Box::new(QueueSession::new(EtcdQueue::new(lease, prefix), claim)))
     }
 
     fn operate(&self) -> Option<&dyn Operate> {
@@ -125,8 +127,8 @@ impl Backend for EtcdBackend {
     }
 
     async fn close(&self) {
-        let tenancies = self.tenancies().take().unwrap_or_default();
-        futures_util::future::join_all(tenancies.values().map(|tenancy| tenancy.close())).await;
+        let leases = self.leases().take().unwrap_or_default();
+        futures_util::future::join_all(leases.values().map(|lease| lease.close())).await;
         self.client.close();
     }
 }

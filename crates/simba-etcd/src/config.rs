@@ -1,26 +1,27 @@
-//! Where the store is and how to log in.
+//! Settings: the members of the cluster, the prefix, credentials and TLS.
 
 use std::fmt;
 
-use simba_core::{ConnectUrl, Error, ErrorKind, Result};
-use simba_net::{Place, Tls};
+use simba_core::spi::ConnectUrl;
+use simba_core::{Error, ErrorKind, Result};
+use simba_net::{Endpoint, Tls};
 
 use crate::NAME;
-use crate::keys::Keys;
+use crate::layout::Keys;
 
-/// The keys of a URL.
+/// The keys that a URL may have.
 const KEYS: &[&str] = &["tls", "tls-ca", "tls-cert", "tls-key", "tls-name"];
 
 const PORT: u16 = 2379;
 
-/// How to reach an etcd.
+/// Settings to connect to an etcd cluster.
 ///
 /// `Debug` does not show the password.
 ///
 /// # Examples
 ///
 /// ```
-/// use simba_core::ConnectUrl;
+/// use simba_core::spi::ConnectUrl;
 /// use simba_etcd::EtcdConfig;
 ///
 /// let url: ConnectUrl = "etcd://simba:hunter2@etcd1,etcd2,etcd3/teams/orders".parse()?;
@@ -31,8 +32,8 @@ const PORT: u16 = 2379;
 #[derive(Clone)]
 #[must_use]
 pub struct EtcdConfig {
-    pub(crate) places: Vec<Place>,
-    /// Empty, or with a slash at its end.
+    pub(crate) endpoints: Vec<Endpoint>,
+    /// Empty, or ends with a slash.
     pub(crate) prefix: String,
     pub(crate) login: Option<Login>,
     pub(crate) tls: Option<Tls>,
@@ -45,37 +46,38 @@ pub(crate) struct Login {
 }
 
 impl EtcdConfig {
-    /// The members of a cluster, each as host and port, without credentials and TLS.
+    /// Creates settings for these members, each a host and a port, without credentials and TLS.
     pub fn new<H: Into<String>>(members: impl IntoIterator<Item = (H, u16)>) -> Self {
-        let places = members.into_iter().map(|(host, port)| Place { host: host.into(), port }).collect();
-        Self { places, prefix: String::new(), login: None, tls: None }
+        let endpoints =
+            members.into_iter().map(|(host, port)| Endpoint { host: host.into(), port }).collect();
+        Self { endpoints, prefix: String::new(), login: None, tls: None }
     }
 
-    /// Reads `etcd://[user:password@]host[:port],…[/prefix]`; `etcds://` for TLS.
+    /// Parses `etcd://[user:password@]host[:port],…[/prefix]`; `etcds://` turns TLS on.
     ///
-    /// | key | means |
+    /// | key | meaning |
     /// |---|---|
-    /// | `tls` | `full`, `ca` or `nothing`: how much of the server's certificate is checked; turns TLS on |
-    /// | `tls-ca` | PEM file of the authorities to trust; default: the well-known public ones |
-    /// | `tls-cert`, `tls-key` | PEM files of our own certificate and its key |
-    /// | `tls-name` | the name in the server's certificate, if it is not the host's |
+    /// | `tls` | `full`, `ca` or `nothing`: which part of the server's certificate is verified; turns TLS on |
+    /// | `tls-ca` | PEM file of the trusted authorities; default: the public ones |
+    /// | `tls-cert`, `tls-key` | PEM files of the client certificate and its key |
+    /// | `tls-name` | the name in the server's certificate, if it differs from the host |
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] for an unknown key or a value that makes no sense.
+    /// [`ErrorKind::Invalid`] for an unknown key or an invalid value.
     pub fn from_url(url: &ConnectUrl) -> Result<Self> {
         Self::read(url).map_err(|error| error.with_backend(NAME))
     }
 
     fn read(url: &ConnectUrl) -> Result<Self> {
         url.only_keys(KEYS)?;
-        let always = match url.scheme() {
+        let with_tls = match url.scheme() {
             "etcd" => false,
             "etcds" => true,
-            _ => return Err(invalid("the URL of an etcd begins with `etcd:` or `etcds:`")),
+            _ => return Err(invalid("the URL of etcd begins with `etcd:` or `etcds:`")),
         };
-        let places = Place::all(url, PORT);
-        if places.is_empty() {
+        let endpoints = Endpoint::all(url, PORT);
+        if endpoints.is_empty() {
             return Err(invalid("the URL names no server: write etcd://host1,host2,host3"));
         }
         let login = match (url.user(), url.password()) {
@@ -89,24 +91,24 @@ impl EtcdConfig {
                 ));
             }
         };
-        Ok(Self { places, prefix: prefix(url.path())?, login, tls: Tls::from_url(url, always)? })
+        Ok(Self { endpoints, prefix: prefix(url.path())?, login, tls: Tls::from_url(url, with_tls)? })
     }
 
-    /// Keeps everything under this prefix: `teams/orders` for keys that begin with `teams/orders/simba/`.
+    /// Sets the prefix of all keys: with `teams/orders` they begin with `teams/orders/simba/`.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] if a part of it is empty.
+    /// [`ErrorKind::Invalid`] if a part of it is empty or has control characters.
     pub fn with_prefix(self, text: &str) -> Result<Self> {
         Ok(Self { prefix: prefix(text)?, ..self })
     }
 
-    /// Logs in as this user.
+    /// Sets the user and the password to log in with.
     pub fn with_login(self, user: impl Into<String>, password: impl Into<String>) -> Self {
         Self { login: Some(Login { user: user.into(), password: password.into() }), ..self }
     }
 
-    /// Speaks TLS.
+    /// Turns TLS on with these settings.
     pub fn with_tls(self, tls: Tls) -> Self {
         Self { tls: Some(tls), ..self }
     }
@@ -119,7 +121,7 @@ impl EtcdConfig {
 impl fmt::Debug for EtcdConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdConfig")
-            .field("places", &self.places)
+            .field("endpoints", &self.endpoints)
             .field("prefix", &self.prefix)
             .field("user", &self.login.as_ref().map(|login| &login.user))
             .field("tls", &self.tls.as_ref().map(Tls::verify))
@@ -160,8 +162,8 @@ mod tests {
     #[test]
     fn a_url_names_members_prefix_and_credentials() {
         let config = read("etcd://u:p@a,[::1]:2380/teams/orders/").unwrap();
-        let places: Vec<_> = config.places.iter().map(ToString::to_string).collect();
-        assert_eq!(places, ["a:2379", "[::1]:2380"]);
+        let endpoints: Vec<_> = config.endpoints.iter().map(ToString::to_string).collect();
+        assert_eq!(endpoints, ["a:2379", "[::1]:2380"]);
         assert_eq!(config.keys().root(), "teams/orders/simba/");
         let login = config.login.unwrap();
         assert_eq!((&*login.user, &*login.password), ("u", "p"));
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_on_if_the_url_says_so() {
+    fn the_scheme_and_the_key_tls_turn_tls_on() {
         assert!(read("etcd://a").unwrap().tls.is_none());
         let verify = |url| read(url).unwrap().tls.map(|tls| tls.verify());
         assert_eq!(verify("etcds://a"), Some(Verify::Full));
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_the_cure() {
+    fn an_invalid_url_is_refused_and_the_error_names_the_fix() {
         assert!(refusal("etcd:///x").contains("no server"));
         assert!(refusal("etcd://a?timeout=1s").contains("tls-ca"));
         assert!(refusal("etcd://a/x//y").contains("empty"));
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_shows_the_password() {
+    fn debug_output_hides_the_password() {
         assert!(!format!("{:?}", read("etcd://u:canary@a").unwrap()).contains("canary"));
     }
 }

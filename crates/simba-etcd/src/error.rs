@@ -1,20 +1,19 @@
-//! From what the server says to what a caller can do about it.
+//! Translates failures of the client into errors of Simba that say how to fix the problem.
 
-use std::io;
 use std::time::Duration;
 
 use simba_core::{Error, ErrorKind};
 use tonic::{Code, Status};
 
 use crate::client::Failure;
-use simba_net::Place;
+use simba_net::Endpoint;
 
-/// The error of a call that was made to do this: `delete a key`.
-pub(crate) fn failed(doing: &str, failure: Failure) -> Error {
+/// Returns the error of a call with this purpose, an infinitive: `delete a key`.
+pub(crate) fn failed(action: &str, failure: Failure) -> Error {
     match failure {
-        Failure::Refused(status) => refused(doing, status),
+        Failure::Refused(status) => refused(action, status),
         Failure::Lost(status) => {
-            Error::new(ErrorKind::Unavailable, format!("the connection broke on the way to {doing}"))
+            Error::new(ErrorKind::Unavailable, format!("the connection broke during the request to {action}"))
                 .with_source(status)
         }
         Failure::Unsent(error) => error,
@@ -22,38 +21,38 @@ pub(crate) fn failed(doing: &str, failure: Failure) -> Error {
     }
 }
 
-fn refused(doing: &str, status: Status) -> Error {
-    let said = status.message();
+fn refused(action: &str, status: Status) -> Error {
+    let detail = status.message();
     let (kind, message) = match status.code() {
         Code::PermissionDenied => (
             ErrorKind::Denied,
             format!(
-                "no right to {doing}: give the user's role readwrite on `simba/`, below the URL's prefix if it has one"
+                "no permission to {action}: grant the user's role readwrite on `simba/`, below the URL's prefix if any"
             ),
         ),
         Code::Unauthenticated => {
-            (ErrorKind::Denied, format!("no login to {doing}: check the user and its password"))
+            (ErrorKind::Denied, format!("not logged in to {action}: check the user and its password"))
         }
-        Code::InvalidArgument if said.contains("user name is empty") => (
+        Code::InvalidArgument if detail.contains("user name is empty") => (
             ErrorKind::Denied,
-            format!("cannot {doing}: the servers ask for a user and a password; put them into the URL"),
+            format!("cannot {action}: the servers require a user and a password; put them into the URL"),
         ),
-        Code::InvalidArgument if said.contains("invalid user ID or password") => {
-            (ErrorKind::Denied, format!("cannot {doing}: check the user and its password"))
+        Code::InvalidArgument if detail.contains("invalid user ID or password") => {
+            (ErrorKind::Denied, format!("cannot {action}: check the user and its password"))
         }
-        Code::ResourceExhausted if said.contains("space") => (
+        Code::ResourceExhausted if detail.contains("space") => (
             ErrorKind::Unavailable,
             format!(
-                "cannot {doing}: the store is full; compact and defragment it, then `etcdctl alarm disarm`"
+                "cannot {action}: the store is full; compact and defragment it, then `etcdctl alarm disarm`"
             ),
         ),
         Code::Unimplemented => {
-            (ErrorKind::Config, format!("the server cannot {doing}: it takes etcd 3.4 or later"))
+            (ErrorKind::Config, format!("the server cannot {action}: etcd 3.4 or later is required"))
         }
         Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
-            (ErrorKind::Config, format!("the server refuses to {doing}: {said}"))
+            (ErrorKind::Config, format!("the server refused to {action}: {detail}"))
         }
-        _ => (ErrorKind::Unavailable, format!("the server did not {doing}: {said}")),
+        _ => (ErrorKind::Unavailable, format!("the server did not {action}: {detail}")),
     };
     Error::new(kind, message).with_source(status)
 }
@@ -62,53 +61,39 @@ pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the backend is closed")
 }
 
-/// The queue changed faster than it could be looked at.
-pub(crate) fn restless() -> Error {
-    Error::new(ErrorKind::Unavailable, "the queue of the mutex does not come to rest")
+pub(crate) fn unexpected_answer() -> Error {
+    Error::new(ErrorKind::Protocol, "the server returned an unexpected answer to a transaction")
 }
 
-pub(crate) fn stranger() -> Error {
-    Error::new(ErrorKind::Protocol, "the server answered a transaction by something else")
+/// Returns the error for a key that cannot be named: its name needs random bytes.
+pub(crate) fn no_random_bytes() -> Error {
+    Error::new(ErrorKind::Unavailable, "the operating system returned no random bytes")
 }
 
-/// The system has no random numbers to name a key by.
-pub(crate) fn no_chance() -> Error {
-    Error::new(ErrorKind::Unavailable, "the system gives no random numbers")
+/// Returns the error for a leader change during a renewal: whether the new leader counts the renewal is unknown.
+pub(crate) fn leader_changed() -> Error {
+    Error::new(ErrorKind::Unavailable, "the servers elected another leader during the renewal")
 }
 
-/// The leader changed while a lease was renewed: nobody knows who has heard of it.
-pub(crate) fn another_reign() -> Error {
-    Error::new(ErrorKind::Unavailable, "the servers elected another leader on the way to renew")
-}
-
-/// A member did not say within so long what became of a lease.
-pub(crate) fn unanswered(limit: Duration) -> Error {
+/// Returns the error for a keep-alive without an answer within this limit.
+pub(crate) fn keep_alive_timed_out(limit: Duration) -> Error {
     Error::new(ErrorKind::Unavailable, format!("the server did not renew the lease within {limit:?}"))
 }
 
-pub(crate) fn unreachable(place: &Place, error: io::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("cannot reach {place}")).with_source(error)
+/// Returns the error of a connection that was given up for this reason.
+pub(crate) fn gave_up(reason: &'static str) -> Error {
+    Error::new(ErrorKind::Unavailable, reason)
 }
 
-pub(crate) fn disconnected(place: &Place) -> Error {
+pub(crate) fn disconnected(endpoint: &Endpoint) -> Error {
     let message = format!(
-        "{place} ended the connection before it answered: check the port, and whether it wants TLS or a certificate"
+        "{endpoint} ended the connection before it answered: check the port, and whether it wants TLS or a certificate"
     );
     Error::new(ErrorKind::Unavailable, message)
 }
 
-pub(crate) fn silent(place: &Place, limit: Duration) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("{place} did not answer within {limit:?}"))
-}
-
-pub(crate) fn not_tls(place: &Place, error: io::Error) -> Error {
-    let kind = match error.kind() {
-        // What rustls does not accept: a certificate, or no TLS at all.
-        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => ErrorKind::Config,
-        _ => ErrorKind::Unavailable,
-    };
-    let message = format!("no TLS with {place}: check its certificate, the authority and the port");
-    Error::new(kind, message).with_source(error)
+pub(crate) fn timed_out(endpoint: &Endpoint, limit: Duration) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("{endpoint} did not answer within {limit:?}"))
 }
 
 #[cfg(test)]
@@ -116,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_refusal_has_its_kind_and_its_cure() {
+    fn every_refusal_has_a_kind_and_names_the_fix() {
         let cases = [
             (Status::permission_denied("etcdserver: permission denied"), ErrorKind::Denied, "readwrite"),
             (Status::invalid_argument("etcdserver: user name is empty"), ErrorKind::Denied, "into the URL"),
@@ -133,10 +118,10 @@ mod tests {
             (Status::unavailable("etcdserver: no leader"), ErrorKind::Unavailable, "did not"),
             (Status::unimplemented("unknown service"), ErrorKind::Config, "3.4"),
         ];
-        for (status, kind, cure) in cases {
+        for (status, kind, fix) in cases {
             let error = failed("take the mutex", Failure::Refused(status));
             assert_eq!(error.kind(), kind, "{error}");
-            assert!(error.to_string().contains(cure), "{error}");
+            assert!(error.to_string().contains(fix), "{error}");
         }
     }
 }

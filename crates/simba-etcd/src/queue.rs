@@ -1,21 +1,22 @@
-//! Who stands where: the keys of a mutex, in the order in which they were created.
+//! The queue of a mutex: its keys in the order of their creation. Builds requests and reads their answers.
 
 use simba_core::{ContenderId, FencingToken, Result};
+use simba_net::queue::Holder;
 
 use crate::client::{
     ASCENDING, BY_CREATION, Compare, DESCENDING, Header, KeyValue, Op, PutRequest, RangeRequest, RequestOp,
     TxnRequest, TxnResponse,
 };
-use crate::error::stranger;
-use crate::keys::end_of;
+use crate::error::unexpected_answer;
+use crate::layout::end_of;
 
-/// Keys in one page of a list: far below the largest message that is accepted.
+/// The number of keys in one page of a list: far below the largest message that is accepted.
 const PAGE: i64 = 1_000;
 
-/// The first of the queue: whoever it is holds the mutex.
+/// The first entry of the queue, which holds the mutex.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
-    /// Other programs may use any bytes.
+    /// Any bytes: other programs may have chosen the key.
     pub(crate) key: Vec<u8>,
     pub(crate) owner: ContenderId,
     pub(crate) token: FencingToken,
@@ -25,7 +26,7 @@ pub(crate) struct Head {
 impl Head {
     pub(crate) fn of(kv: &KeyValue) -> Result<Self> {
         let key = kv.key.clone();
-        // A lock of etcd's own tools has no value: the end of its key identifies it.
+        // A lock of etcd's own tools has no value. The last part of its key identifies it.
         let name = key.rsplit(|byte| *byte == b'/').next().unwrap_or(&key);
         let owner = readable(&kv.value)
             .or_else(|| readable(name))
@@ -34,12 +35,18 @@ impl Head {
     }
 }
 
-/// A revision is never below one.
+impl From<Head> for Holder {
+    fn from(head: Head) -> Self {
+        Self { owner: head.owner, token: head.token }
+    }
+}
+
+/// Converts a revision, which is never below one, into a token.
 pub(crate) fn token(revision: i64) -> FencingToken {
     FencingToken::new(u64::try_from(revision).unwrap_or_default())
 }
 
-/// Returns the id that these bytes spell, if they do.
+/// Returns these bytes as an id, if they are text.
 fn readable(bytes: &[u8]) -> Option<ContenderId> {
     ContenderId::foreign(std::str::from_utf8(bytes).ok()?.trim()).ok()
 }
@@ -48,7 +55,7 @@ fn all(prefix: &str) -> RangeRequest {
     RangeRequest { key: prefix.as_bytes().to_vec(), range_end: end_of(prefix), ..RangeRequest::default() }
 }
 
-/// The first of all keys with this prefix.
+/// Returns a request for the oldest key with this prefix.
 pub(crate) fn first(prefix: &str) -> RangeRequest {
     RangeRequest { limit: 1, sort_order: ASCENDING, sort_target: BY_CREATION, ..all(prefix) }
 }
@@ -56,12 +63,12 @@ pub(crate) fn first(prefix: &str) -> RangeRequest {
 /// Returns a request for the keys with this prefix that follow `after`, ordered by name, a page at a time.
 pub(crate) fn page(prefix: &str, after: Option<&KeyValue>) -> RangeRequest {
     let all = all(prefix);
-    // The smallest key after another one ends with a zero more.
+    // The smallest key after another one is that key with a zero byte appended.
     let key = after.map(|last| [&*last.key, &[0]].concat()).unwrap_or_else(|| all.key.clone());
     RangeRequest { key, limit: PAGE, ..all }
 }
 
-/// The last key before this revision; the last of all for zero.
+/// Returns a request for the youngest key older than this revision; for zero, the youngest of all.
 fn last(prefix: &str, before: i64) -> RangeRequest {
     let max_create_revision = if before > 0 { before - 1 } else { 0 };
     let by_creation = RangeRequest { sort_target: BY_CREATION, max_create_revision, ..all(prefix) };
@@ -77,9 +84,9 @@ fn put(key: &str, contender: &ContenderId, lease: i64) -> RequestOp {
     Op::Put(PutRequest { key, value, lease }).into()
 }
 
-/// Takes a place at the end of the queue, unless it is taken already.
+/// Returns a transaction that appends this entry to the queue, unless it exists already.
 ///
-/// What is found was there before: the first, and the last, which the new one stands behind.
+/// Its reads precede the write: they return the first entry, and the last one, which becomes the predecessor.
 pub(crate) fn join(prefix: &str, key: &str, contender: &ContenderId, lease: i64) -> TxnRequest {
     TxnRequest {
         compare: vec![Compare::created_in(0, key.as_bytes().to_vec())],
@@ -92,7 +99,7 @@ pub(crate) fn join(prefix: &str, key: &str, contender: &ContenderId, lease: i64)
     }
 }
 
-/// Takes a place if there is no other.
+/// Returns a transaction that creates this entry if the queue is empty.
 pub(crate) fn take(prefix: &str, key: &str, contender: &ContenderId, lease: i64) -> TxnRequest {
     TxnRequest {
         compare: vec![Compare::created_in(0, prefix.as_bytes().to_vec()).up_to(end_of(prefix))],
@@ -101,8 +108,8 @@ pub(crate) fn take(prefix: &str, key: &str, contender: &ContenderId, lease: i64)
     }
 }
 
-/// Looks how far a place has come.
-pub(crate) fn look(prefix: &str, key: &str, revision: i64) -> TxnRequest {
+/// Returns a transaction that reads the position of this entry.
+pub(crate) fn read_position(prefix: &str, key: &str, revision: i64) -> TxnRequest {
     TxnRequest {
         compare: Vec::new(),
         success: vec![one(key), Op::Range(first(prefix)).into(), Op::Range(last(prefix, revision)).into()],
@@ -110,59 +117,70 @@ pub(crate) fn look(prefix: &str, key: &str, revision: i64) -> TxnRequest {
     }
 }
 
-/// Where a place stands in the queue.
+/// The position of an entry in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// It is not there.
+pub(crate) enum Position {
+    /// The entry does not exist.
     Missing,
     First,
-    Behind {
-        first: Head,
-        /// The key right before it.
-        next: Vec<u8>,
-        /// When that was so.
-        at: i64,
-    },
+    Behind(Ahead),
 }
 
-impl Standing {
-    /// What an answer to [`look`] says.
+/// The entry right ahead of another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    pub(crate) key: Vec<u8>,
+    pub(crate) first: Head,
+    /// The revision of this state.
+    pub(crate) at: i64,
+}
+
+impl Position {
+    /// Reads the answer to [`read_position`].
+    ///
+    /// # Errors
+    ///
+    /// The answer contradicts itself.
     pub(crate) fn of(mut answer: TxnResponse, revision: i64) -> Result<Self> {
         let at = revision_of(answer.header.as_ref())?;
         let mut ranges = answer.ranges();
-        let (Some(own), Some(first), Some(next)) = (ranges.next(), ranges.next(), ranges.next()) else {
-            return Err(stranger());
+        let (Some(own), Some(first), Some(ahead)) = (ranges.next(), ranges.next(), ranges.next()) else {
+            return Err(unexpected_answer());
         };
         let Some(own) = own.first().filter(|own| own.create_revision == revision) else {
             return Ok(Self::Missing);
         };
-        match (&*first, &*next) {
-            // Only an answer that names the own key as the first gives the mutex.
+        match (&*first, &*ahead) {
+            // Only an answer that names the own key as the first grants the mutex.
             ([first], []) if first.key == own.key && first.create_revision == revision => Ok(Self::First),
-            ([first], [next]) if first.create_revision < revision => Self::behind(first, next, at),
-            _ => Err(stranger()),
+            ([first], [ahead]) if first.create_revision < revision => Self::behind(first, ahead, at),
+            _ => Err(unexpected_answer()),
         }
     }
 
-    /// What an answer to [`join`] says that made the place.
+    /// Reads the answer to a [`join`] that created the entry.
     pub(crate) fn of_new(answer: &mut TxnResponse) -> Result<Self> {
         let at = revision_of(answer.header.as_ref())?;
         let mut ranges = answer.ranges();
         match (ranges.next().as_deref(), ranges.next().as_deref()) {
             (Some([]), Some([])) => Ok(Self::First),
-            (Some([first, ..]), Some([next, ..])) => Self::behind(first, next, at),
-            _ => Err(stranger()),
+            (Some([first, ..]), Some([ahead, ..])) => Self::behind(first, ahead, at),
+            _ => Err(unexpected_answer()),
         }
     }
 
-    fn behind(first: &KeyValue, next: &KeyValue, at: i64) -> Result<Self> {
-        Ok(Self::Behind { first: Head::of(first)?, next: next.key.clone(), at })
+    fn behind(first: &KeyValue, ahead: &KeyValue, at: i64) -> Result<Self> {
+        Ok(Self::Behind(Ahead { key: ahead.key.clone(), first: Head::of(first)?, at }))
     }
 }
 
-/// The store's revision when it answered. Zero would be the creation of a key that is not there.
+/// Returns the store's revision at the time of the answer.
+///
+/// # Errors
+///
+/// There is none, or zero, which stands for a key that does not exist.
 pub(crate) fn revision_of(header: Option<&Header>) -> Result<i64> {
-    header.map(|header| header.revision).filter(|revision| *revision > 0).ok_or_else(stranger)
+    header.map(|header| header.revision).filter(|revision| *revision > 0).ok_or_else(unexpected_answer)
 }
 
 #[cfg(test)]
@@ -176,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_says_nothing_is_known_by_the_end_of_its_key() {
+    fn an_owner_without_a_value_is_identified_by_the_end_of_its_key() {
         let head = Head::of(&kv("simba/orders/694d8a", 7, "")).unwrap();
         assert_eq!((head.owner.as_str(), head.token.get()), ("694d8a", 7));
         let head = Head::of(&kv("simba/orders/694d8a-x", 7, "me")).unwrap();
@@ -188,7 +206,7 @@ mod tests {
         let owner = |key: &[u8], value: &[u8]| {
             let (key, value) = (key.to_vec(), value.to_vec());
             let head = Head::of(&KeyValue { key: key.clone(), create_revision: 7, value, lease: 0 }).unwrap();
-            assert_eq!(head.key, key, "the key itself stays as it is");
+            assert_eq!(head.key, key, "the key itself is unchanged");
             head.owner.as_str().to_owned()
         };
         assert_eq!(owner(b"simba/orders/\xff", b"me"), "me");
@@ -197,28 +215,29 @@ mod tests {
         assert_eq!(owner(b"simba/orders/", b""), "simba/orders/");
     }
 
-    /// An answer to [`look`]: own key, first of the queue, last before the own key.
-    fn looked(own: &[KeyValue], first: &[KeyValue], next: &[KeyValue]) -> TxnResponse {
+    /// Returns an answer to [`read_position`]: own key, first of the queue, last before the own key.
+    fn position_answer(own: &[KeyValue], first: &[KeyValue], ahead: &[KeyValue]) -> TxnResponse {
         let range = |kvs: &[KeyValue]| ResponseOp {
             done: Some(Done::Range(RangeResponse { kvs: kvs.to_vec(), ..RangeResponse::default() })),
         };
         let header = Some(Header { member_id: 1, revision: 20, raft_term: 1 });
-        TxnResponse { header, succeeded: true, responses: vec![range(own), range(first), range(next)] }
+        TxnResponse { header, succeeded: true, responses: vec![range(own), range(first), range(ahead)] }
     }
 
     #[test]
-    fn only_an_answer_that_names_the_own_key_as_first_gives_the_mutex() {
+    fn only_an_answer_that_names_the_own_key_as_first_grants_the_mutex() {
         let (own, other, late) =
             (kv("simba/a/1", 9, "me"), kv("simba/a/0", 5, "other"), kv("simba/a/2", 12, ""));
-        let standing = |own: &[_], first: &[_], next: &[_]| Standing::of(looked(own, first, next), 9);
+        let position =
+            |own: &[_], first: &[_], ahead: &[_]| Position::of(position_answer(own, first, ahead), 9);
         let is = |own: &KeyValue| std::slice::from_ref(own).to_vec();
-        assert_eq!(standing(&is(&own), &is(&own), &[]).unwrap(), Standing::First);
-        assert!(matches!(standing(&is(&own), &is(&other), &is(&other)).unwrap(), Standing::Behind { .. }));
-        assert_eq!(standing(&[], &is(&other), &is(&other)).unwrap(), Standing::Missing);
+        assert_eq!(position(&is(&own), &is(&own), &[]).unwrap(), Position::First);
+        assert!(matches!(position(&is(&own), &is(&other), &is(&other)).unwrap(), Position::Behind(_)));
+        assert_eq!(position(&[], &is(&other), &is(&other)).unwrap(), Position::Missing);
         let contradictions: [[&[KeyValue]; 2]; 5] =
             [[&[], &[]], [&is(&other), &[]], [&[], &is(&other)], [&is(&late), &[]], [&is(&own), &is(&other)]];
-        for [first, next] in contradictions {
-            assert!(standing(&is(&own), first, next).is_err(), "{first:?} {next:?}");
+        for [first, ahead] in contradictions {
+            assert!(position(&is(&own), first, ahead).is_err(), "{first:?} {ahead:?}");
         }
     }
 
@@ -230,14 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_a_revision_is_no_answer() {
+    fn an_answer_without_a_revision_is_an_error() {
         let at = |revision| Header { member_id: 1, revision, raft_term: 1 };
         assert_eq!(revision_of(Some(&at(7))).unwrap(), 7);
         assert!(revision_of(Some(&at(0))).is_err() && revision_of(None).is_err());
     }
 
     #[test]
-    fn the_last_before_the_first_revision_is_none_at_all() {
+    fn the_request_for_the_last_key_excludes_its_revision() {
         assert_eq!(last("simba/a/", 8).max_create_revision, 7);
         assert_eq!(last("simba/a/", 0).max_create_revision, 0, "no limit");
     }

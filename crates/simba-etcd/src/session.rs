@@ -1,423 +1,294 @@
-//! One contender or observer at the store.
+//! One contender's key in the queue of a mutex. [`QueueSession`](simba_net::queue::QueueSession) decides what is done
+//! with it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use simba_core::{
-    Answer, Claim, ContenderId, FencingToken, Holding, Intent, Moment, Ownership, Prior, Result, Session,
-};
+use simba_core::{ContenderId, FencingToken, Moment, Result};
+use simba_net::queue::{Holder, Position, Proof, Queue};
 
-use crate::client::{Client, Failure, Sight, TxnResponse, Watch};
-use crate::error::{failed, restless, stranger};
-use crate::keys::end_of;
-use crate::place::Place;
-use crate::queue::{self, Head, Standing, revision_of};
-use crate::tenancy::Tenancy;
+use crate::client::{Client, Failure, TxnResponse, Watch, WatchTarget};
+use crate::entry::Entry;
+use crate::error::{failed, unexpected_answer};
+use crate::layout::end_of;
+use crate::lease::SharedLease;
+use crate::queue::{self, Ahead, Head, revision_of};
 
-/// How often a queue that changes under the look is looked at again.
-const LOOKS: usize = 8;
-
-/// A process may hold thousands of mutexes: what only those who wait need is boxed.
-pub(crate) struct EtcdSession {
-    tenancy: Arc<Tenancy>,
-    /// What all keys of the mutex begin with.
+/// The queue of one mutex. A process may hold thousands of mutexes, so the fields of waiters are boxed.
+pub(crate) struct EtcdQueue {
+    lease: Arc<SharedLease>,
+    /// The prefix of all keys of the mutex.
     prefix: String,
-    contender: ContenderId,
-    intent: Intent,
-    place: Option<Place>,
-    /// Our key is the first: it stays so for as long as it is there.
-    leads: bool,
-    /// Another session under our id holds the mutex: we take no place behind it.
-    twin: bool,
-    /// The first hint was given.
-    told: bool,
-    /// Rings when our key goes.
-    own: Option<Watch>,
-    /// Rings when it may be our turn, or when there is something new to look at.
-    turn: Option<Box<Turn>>,
-    /// What the last look saw, for those who only look.
-    seen: Option<Box<Seen>>,
+    entry: Option<Entry>,
+    /// Notified when the own key is deleted.
+    own_watch: Option<Watch>,
+    /// Notified when the entry may be the first, or the owner may have changed.
+    turn_watch: Option<Box<TurnWatch>>,
+    /// The result of the last read, for sessions without an entry.
+    observed: Option<Box<Observed>>,
 }
 
-/// What is watched for our turn.
-struct Turn {
+/// The watch of a waiter.
+struct TurnWatch {
+    /// The key of the entry right ahead; empty if another event is watched.
     key: Vec<u8>,
     watch: Watch,
 }
 
-/// The first of the queue, if there is one, and when that was so.
-struct Seen {
-    head: Option<Head>,
+/// The first entry of the queue, if any, and the revision of that state.
+struct Observed {
+    key: Option<Vec<u8>>,
     at: i64,
 }
 
-impl EtcdSession {
-    pub(crate) fn new(tenancy: Arc<Tenancy>, prefix: String, claim: Claim) -> Self {
-        Self {
-            tenancy,
-            prefix,
-            contender: claim.contender,
-            intent: claim.intent,
-            place: None,
-            leads: false,
-            twin: false,
-            told: false,
-            own: None,
-            turn: None,
-            seen: None,
-        }
+impl EtcdQueue {
+    pub(crate) const fn new(lease: Arc<SharedLease>, prefix: String) -> Self {
+        Self { lease, prefix, entry: None, own_watch: None, turn_watch: None, observed: None }
     }
 
     fn client(&self) -> &Arc<Client> {
-        self.tenancy.client()
+        self.lease.client()
     }
 
-    /// Takes note that the mutex is ours for so long, counted from before this call.
-    fn ours(&mut self, revision: i64, remaining: Duration) -> Answer {
-        self.leads = true;
-        (self.turn, self.seen) = (None, None);
-        let token = queue::token(revision);
-        Answer::Ours(Ownership::new(self.contender.clone(), Some(token), remaining))
+    fn revision(&self) -> Option<i64> {
+        self.entry.as_ref().and_then(|entry| entry.revision)
     }
 
-    /// Nobody knows how much of its lease another has left; its length is taken for ours.
-    fn seen(&self, head: &Head) -> Ownership {
-        Ownership::new(head.owner.clone(), Some(head.token), self.tenancy.length())
-    }
-
-    fn held(&self, head: &Head) -> Answer {
-        Answer::Held(self.seen(head))
-    }
-
-    /// Our key is gone, and whatever stood there is not ours any more.
-    fn gone(&mut self) {
-        if let Some(place) = self.place.take_if(|place| place.is_unsure()) {
-            // A request that was not answered may make it once more.
-            place.forget(&self.tenancy);
+    /// Clears the entry, whose key does not exist any more.
+    fn clear_entry(&mut self) {
+        if let Some(entry) = self.entry.take_if(|entry| entry.is_ambiguous()) {
+            // An unanswered request may create the key once more.
+            entry.delete_in_background(&self.lease);
         }
-        (self.place, self.own, self.leads) = (None, None, false);
+        (self.entry, self.own_watch) = (None, None);
     }
 
-    // ===== contending =====
-
-    /// Leaves the queue if the entry is that of a lost tenure.
+    /// Checks the key if its lease has ended by the own clock. Returns whether it does not exist any more.
     ///
-    /// Its lease may still live, but an entry that led again would give the next tenure the token of the lost one.
-    async fn give_up_lost(&mut self, lost: FencingToken) -> Result<()> {
-        let revision = self.place.as_ref().and_then(|place| place.revision);
-        let Some(revision) = revision.filter(|revision| queue::token(*revision) == lost) else {
-            return Ok(());
-        };
-        // Renewals share a call: after an outage most entries are found gone, and are not deleted one by one.
-        if self.renew(revision).await?.is_some() {
-            self.leave().await?;
-        }
-        Ok(())
+    /// After an outage most keys do not. A check shares its call with other sessions, which saves a call for each.
+    async fn is_gone(&mut self) -> Result<bool> {
+        let now = self.client().now();
+        let has_ended = |entry: &Entry| entry.revision.is_some() && entry.lease.until() <= now;
+        Ok(self.entry.as_ref().is_some_and(has_ended) && self.prove(false).await?.is_none())
     }
 
-    async fn ask(&mut self, prior: Prior) -> Result<Answer> {
-        let began = self.client().now();
-        if let Some(place) = self.place.take_if(|place| place.is_left) {
-            // A request to delete it may be carried out at any time, and must not meet what is ours by then.
-            place.forget(&self.tenancy);
+    async fn read_position(&mut self, revision: i64) -> Result<Position<Ahead>> {
+        if self.is_gone().await? {
+            return Ok(Position::Missing);
         }
-        for _ in 0..LOOKS {
-            let answer = match self.place.as_ref().and_then(|place| place.revision) {
-                Some(revision) if self.leads => self.renew(revision).await?,
-                Some(revision) => self.look(revision, prior, began).await?,
-                None => self.join(prior, began).await?,
-            };
-            if let Some(answer) = answer {
-                return Ok(answer);
-            }
-        }
-        Err(restless())
+        let Some(entry) = &self.entry else { return Ok(Position::Missing) };
+        let read = self.client().txn(queue::read_position(&self.prefix, &entry.key, revision)).await;
+        let answer = read.map_err(|failure| failed("read the queue", failure))?;
+        Ok(self.position(queue::Position::of(answer, revision)?, revision))
     }
 
-    /// Shows by a quorum that our key is there and its lease alive. Nothing if it is not.
-    async fn renew(&mut self, revision: i64) -> Result<Option<Answer>> {
-        let Some(place) = &mut self.place else { return Ok(None) };
-        let checked = self.tenancy.check(&place.life, &place.key, revision).await;
-        match checked.map_err(|failure| failed("renew", failure))? {
-            Some(checked) => {
-                place.seen_at = checked.at;
-                Ok(Some(self.ours(revision, checked.remaining)))
+    fn position(&mut self, position: queue::Position, revision: i64) -> Position<Ahead> {
+        match (position, &self.entry) {
+            (queue::Position::First, Some(entry)) => {
+                Position::First(Proof { token: queue::token(revision), until: entry.lease.until() })
             }
-            None => {
-                self.gone();
-                Ok(None)
+            (queue::Position::Behind(ahead), Some(_)) => Position::Behind(ahead),
+            _ => {
+                self.clear_entry();
+                Position::Missing
             }
         }
     }
 
-    /// Takes a place in the queue, and the mutex if it is the first.
-    async fn join(&mut self, prior: Prior, began: Moment) -> Result<Option<Answer>> {
-        if self.twin {
-            match self.first().await? {
-                Some(head) if head.owner == self.contender => return Ok(Some(self.held(&head))),
-                _ => self.twin = false,
-            }
-        }
-        let Some(answer) = self.joined().await? else { return Ok(None) };
-        match self.intent {
-            Intent::Queue => self.queued(answer, prior, began).await,
-            _ => self.tried(answer, began).await,
-        }
+    async fn join(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
+        let Some(answer) = self.join_outcome(contender, queues).await? else { return Ok(Position::Missing) };
+        if queues { self.after_join(answer) } else { self.after_take(answer) }
     }
 
-    /// Asks for a place, or hears what came of the last time that it was asked for. Nothing if the lease has ended.
-    async fn joined(&mut self) -> Result<Option<TxnResponse>> {
-        let outcome = match &mut self.place {
-            Some(place) => place.outcome().await,
+    /// Waits for the pending request that creates the entry, or sends one. Returns `None` if the lease has ended.
+    async fn join_outcome(&mut self, contender: &ContenderId, queues: bool) -> Result<Option<TxnResponse>> {
+        let outcome = match &mut self.entry {
+            Some(entry) => entry.outcome().await,
             None => None,
         };
         let outcome = match outcome {
             Some(outcome) => outcome,
-            None => self.begin().await?,
+            None => self.send_join(contender, queues).await?,
         };
         match outcome {
             Ok(answer) => Ok(Some(answer)),
             Err(failure) if failure.is_lease_gone() => {
-                self.place.take().iter().for_each(|place| self.tenancy.ended(&place.life));
+                self.entry.take().iter().for_each(|entry| self.lease.set_ended(&entry.lease));
                 Ok(None)
             }
-            // The next call asks for the same key: it is made once.
-            Err(failure) => Err(failed("take a place in the queue", failure)),
+            // The next call requests the same key, so that it is created once.
+            Err(failure) => Err(failed("join the queue", failure)),
         }
     }
 
-    async fn begin(&mut self) -> Result<Result<TxnResponse, Failure>> {
-        let life = self.tenancy.life().await?;
-        // A key of a lease that has ended since is gone with it.
-        let place = match self.place.take_if(|place| Arc::ptr_eq(&place.life, &life)) {
-            Some(place) => place,
-            None => Place::new(&self.prefix, life, self.client())?,
+    async fn send_join(
+        &mut self,
+        contender: &ContenderId,
+        queues: bool,
+    ) -> Result<Result<TxnResponse, Failure>> {
+        let lease = self.lease.get_or_grant().await?;
+        // The key of an earlier lease was deleted with it.
+        let entry = match self.entry.take_if(|entry| Arc::ptr_eq(&entry.lease, &lease)) {
+            Some(entry) => entry,
+            None => Entry::new(&self.prefix, lease, self.client())?,
         };
-        let txn = if self.intent == Intent::Queue { queue::join } else { queue::take };
-        let txn = txn(&self.prefix, &place.key, &self.contender, place.life.id);
-        let begun = self.client().begin(txn);
-        let place = self.place.insert(place);
-        place.begun(begun);
-        Ok(place.outcome().await.unwrap_or(Err(Failure::Closed)))
+        let txn = if queues { queue::join } else { queue::take };
+        let txn = txn(&self.prefix, &entry.key, contender, entry.lease.id);
+        let pending = self.client().start_txn(txn);
+        let entry = self.entry.insert(entry);
+        entry.set_pending(pending);
+        Ok(entry.outcome().await.unwrap_or(Err(Failure::Closed)))
     }
 
-    /// What follows from an answer to [`queue::join`].
-    async fn queued(
-        &mut self,
-        mut answer: TxnResponse,
-        prior: Prior,
-        began: Moment,
-    ) -> Result<Option<Answer>> {
+    /// Handles the answer to [`queue::join`].
+    fn after_join(&mut self, mut answer: TxnResponse) -> Result<Position<Ahead>> {
         let made = revision_of(answer.header.as_ref())?;
-        let Some(place) = &mut self.place else { return Ok(None) };
+        let Some(entry) = &mut self.entry else { return Ok(Position::Missing) };
         if answer.succeeded {
-            place.made(made);
-            let standing = Standing::of_new(&mut answer)?;
-            return self.placed(standing, made, prior, began).await;
+            entry.set_created(made);
+            return Ok(self.position(queue::Position::of_new(&mut answer)?, made));
         }
-        // It was made before, by a request whose answer was lost.
-        let found = answer.ranges().next().ok_or_else(stranger)?;
-        found.iter().for_each(|own| place.made(own.create_revision));
-        Ok(None)
+        // An earlier request, whose answer was lost, has created the key.
+        let found = answer.ranges().next().ok_or_else(unexpected_answer)?;
+        found.iter().for_each(|own| entry.set_created(own.create_revision));
+        Ok(Position::Missing)
     }
 
-    /// What follows from an answer to [`queue::take`].
-    async fn tried(&mut self, mut answer: TxnResponse, began: Moment) -> Result<Option<Answer>> {
+    /// Handles the answer to [`queue::take`].
+    fn after_take(&mut self, mut answer: TxnResponse) -> Result<Position<Ahead>> {
         let made = revision_of(answer.header.as_ref())?;
-        let Some(place) = &mut self.place else { return Ok(None) };
+        let Some(entry) = &mut self.entry else { return Ok(Position::Missing) };
         if answer.succeeded {
-            place.made(made);
-            return self.placed(Standing::First, made, Prior::Nothing, began).await;
+            entry.set_created(made);
+            return Ok(self.position(queue::Position::First, made));
         }
-        let found = answer.ranges().next().ok_or_else(stranger)?;
-        let Some(first) = found.first() else { return Ok(None) };
-        if first.key == place.key.as_bytes() {
-            place.made(first.create_revision);
+        let found = answer.ranges().next().ok_or_else(unexpected_answer)?;
+        let Some(first) = found.first() else { return Ok(Position::Missing) };
+        if first.key == entry.key.as_bytes() {
+            entry.set_created(first.create_revision);
+            return Ok(Position::Missing);
+        }
+        self.delete_in_background();
+        Ok(Position::Taken(Head::of(first)?.into()))
+    }
+}
+
+impl Queue for EtcdQueue {
+    type Ahead = Ahead;
+
+    fn now(&self) -> Moment {
+        self.client().now()
+    }
+
+    fn lease(&self) -> Duration {
+        self.lease.length()
+    }
+
+    fn token(&self) -> Option<FencingToken> {
+        let entry = self.entry.as_ref().filter(|entry| !entry.is_abandoned);
+        entry.and_then(|entry| entry.revision).map(queue::token)
+    }
+
+    async fn locate(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
+        if self.entry.as_ref().is_some_and(|entry| entry.is_abandoned) {
+            // The servers may execute its deletion at any time, which must not hit an entry that holds.
+            self.delete_in_background();
+        }
+        match self.revision() {
+            Some(revision) => self.read_position(revision).await,
+            None => self.join(contender, queues).await,
+        }
+    }
+
+    /// Renews the lease and confirms by a quorum that the key exists.
+    async fn prove(&mut self, _renews: bool) -> Result<Option<Proof>> {
+        let Some(revision) = self.revision() else { return Ok(None) };
+        let Some(entry) = &mut self.entry else { return Ok(None) };
+        let Some(checked) = self.lease.check(&entry.lease, &entry.key, revision).await? else {
+            self.clear_entry();
             return Ok(None);
-        }
-        self.place.take().into_iter().for_each(|place| place.forget(&self.tenancy));
-        Ok(Some(self.held(&Head::of(first)?)))
+        };
+        entry.seen_at = checked.at;
+        Ok(Some(Proof { token: queue::token(revision), until: checked.until }))
     }
 
-    /// Looks how far our place has come.
-    async fn look(&mut self, revision: i64, prior: Prior, began: Moment) -> Result<Option<Answer>> {
-        let Some(place) = &self.place else { return Ok(None) };
-        if place.life.left(began).is_zero() {
-            // After an outage its lease has ended, most likely: many ask that together.
-            let checked = self.tenancy.check(&place.life, &place.key, revision).await;
-            if checked.map_err(|failure| failed("renew", failure))?.is_none() {
-                self.gone();
-                return Ok(None);
-            }
+    async fn delete(&mut self) -> Result<()> {
+        if let Some(entry) = &mut self.entry {
+            entry.outcome().await;
         }
-        let looked = self.client().txn(queue::look(&self.prefix, &place.key, revision)).await;
-        let answer = looked.map_err(|failure| failed("look at the queue", failure))?;
-        let standing = Standing::of(answer, revision)?;
-        self.placed(standing, revision, prior, began).await
-    }
-
-    /// What follows from our place in the queue.
-    ///
-    /// Who is first stays first for as long as its lease lives. If that was shown lately, what it left is given here,
-    /// counted from then; if not, it is renewed first.
-    async fn placed(
-        &mut self,
-        standing: Standing,
-        revision: i64,
-        prior: Prior,
-        began: Moment,
-    ) -> Result<Option<Answer>> {
-        match (standing, &self.place) {
-            (Standing::First, Some(place)) => {
-                let left = place.life.left(began);
-                if left >= place.life.ttl() / 2 {
-                    return Ok(Some(self.ours(revision, left)));
-                }
-                self.renew(revision).await
-            }
-            (Standing::Behind { first, next, at }, Some(_)) => self.behind(first, next, at, prior).await,
-            _ => {
-                self.gone();
-                Ok(None)
-            }
+        if self.is_gone().await? {
+            return Ok(());
         }
-    }
-
-    /// It is somebody else's: keeps or gives up our place.
-    async fn behind(&mut self, first: Head, next: Vec<u8>, at: i64, prior: Prior) -> Result<Option<Answer>> {
-        let twin = first.owner == self.contender && prior == Prior::Nothing;
-        if self.intent != Intent::Queue || twin {
-            self.twin = twin;
-            self.leave().await?;
-            return Ok(Some(self.held(&first)));
-        }
-        if self.turn.as_ref().is_none_or(|turn| turn.key != next) {
-            // From right after the look: nothing is missed.
-            let has_time = next != first.key;
-            let watch = self.client().watch(Sight::end_of(&next, at + 1), has_time);
-            self.turn = Some(Box::new(Turn { key: next, watch }));
-        }
-        Ok(Some(self.held(&first)))
-    }
-
-    /// Gives the place up.
-    async fn leave(&mut self) -> Result<()> {
-        let Some(place) = &mut self.place else { return Ok(()) };
-        place.outcome().await;
-        (place.is_left, self.leads) = (true, false);
-        let deleted = self.tenancy.client().delete(&place.key).await;
+        let Some(entry) = &mut self.entry else { return Ok(()) };
+        entry.is_abandoned = true;
+        let deleted = self.lease.client().delete(&entry.key).await;
         deleted.map_err(|failure| failed("leave the queue", failure))?;
-        if let Some(place) = self.place.take_if(|place| place.is_unsure()) {
-            place.forget(&self.tenancy);
-        }
-        self.gone();
-        self.turn = None;
+        self.clear_entry();
         Ok(())
     }
 
-    // ===== looking =====
+    fn delete_in_background(&mut self) {
+        self.entry.take().into_iter().for_each(|entry| entry.delete_in_background(&self.lease));
+    }
 
-    /// Who holds the mutex.
-    async fn first(&mut self) -> Result<Option<Head>> {
-        let looked = self.client().range(queue::first(&self.prefix)).await;
-        let answer = looked.map_err(|failure| failed("look at the queue", failure))?;
+    async fn read_head(&mut self) -> Result<Option<Holder>> {
+        let read = self.client().range(queue::first(&self.prefix)).await;
+        let answer = read.map_err(|failure| failed("read the queue", failure))?;
         let head = answer.kvs.first().map(Head::of).transpose()?;
         let at = revision_of(answer.header.as_ref())?;
-        self.seen = Some(Box::new(Seen { head: head.clone(), at }));
-        Ok(head)
+        let key = head.as_ref().map(|head| head.key.clone());
+        self.observed = Some(Box::new(Observed { key, at }));
+        Ok(head.map(Holder::from))
     }
 
-    /// Watches where the owner changes next, from right after the last look.
-    fn arm(&mut self) {
-        let Some(seen) = &self.seen else { return };
-        let sight = match &seen.head {
-            Some(head) => Sight::end_of(&head.key, seen.at + 1),
-            None => Sight::arrival(&self.prefix, end_of(&self.prefix), seen.at + 1),
+    async fn watch_ahead(&mut self, ahead: Ahead) -> Result<Option<Holder>> {
+        let Ahead { first, key, at } = ahead;
+        if self.turn_watch.as_ref().is_none_or(|turn| turn.key != key) {
+            // From the revision after the read, so that no event is missed.
+            let watch = self.client().watch(WatchTarget::deletion_of(&key, at + 1), key != first.key);
+            self.turn_watch = Some(Box::new(TurnWatch { key, watch }));
+        }
+        Ok(Some(first.into()))
+    }
+
+    async fn watch_head(&mut self) -> Result<bool> {
+        let (None, Some(observed)) = (&self.turn_watch, &self.observed) else { return Ok(true) };
+        let from = observed.at + 1;
+        let target = match &observed.key {
+            Some(key) => WatchTarget::deletion_of(key, from),
+            None => WatchTarget::creation_under(&self.prefix, end_of(&self.prefix), from),
         };
-        let watch = self.client().watch(sight, true);
-        self.turn = Some(Box::new(Turn { key: Vec::new(), watch }));
+        let watch = self.client().watch(target, true);
+        self.turn_watch = Some(Box::new(TurnWatch { key: Vec::new(), watch }));
+        Ok(true)
     }
 
-    // ===== hints =====
+    async fn notified(&mut self) {
+        let idle = || Box::new(TurnWatch { key: Vec::new(), watch: self.lease.client().watch_reconnect() });
+        self.turn_watch.get_or_insert_with(idle).watch.notified().await;
+        self.turn_watch = None;
+    }
 
-    /// Waits for signs that our key is gone.
-    async fn until_gone(&mut self) -> Result<()> {
+    fn stop_waiting(&mut self) {
+        (self.turn_watch, self.observed) = (None, None);
+    }
+
+    async fn lost(&mut self) {
         loop {
-            let Some(place) = &mut self.place else { return Ok(()) };
-            let Some(revision) = place.revision else { return Ok(()) };
-            let sight = || Sight::end_of(place.key.as_bytes(), place.seen_at + 1);
-            let own = self.own.get_or_insert_with(|| self.tenancy.client().watch_later(sight()));
-            own.rung().await;
-            // Boxed: seldom, and what waits has to be small.
-            let checked = Box::pin(self.tenancy.check(&place.life, &place.key, revision)).await;
+            let Some(entry) = &mut self.entry else { return };
+            let Some(revision) = entry.revision else { return };
+            let target = || WatchTarget::deletion_of(entry.key.as_bytes(), entry.seen_at + 1);
+            let watch = self.own_watch.get_or_insert_with(|| self.lease.client().watch_deferred(target()));
+            watch.notified().await;
+            // Boxed: rarely needed, and the future of a waiting session has to be small.
+            let checked = Box::pin(self.lease.check(&entry.lease, &entry.key, revision)).await;
             match checked {
-                Ok(None) => return Ok(()),
-                Ok(Some(checked)) => place.seen_at = checked.at,
-                // Who cannot tell hears of the next connection.
+                Ok(None) => return,
+                Ok(Some(checked)) => entry.seen_at = checked.at,
+                // Unknown: the next connection notifies the watch again.
                 Err(_) => {}
             }
-            self.own = None;
-        }
-    }
-
-    async fn until_turn(&mut self) -> Result<()> {
-        if self.intent != Intent::Queue && self.turn.is_none() {
-            self.arm();
-        }
-        if !self.told {
-            self.told = true;
-            return Ok(());
-        }
-        let idle = || Box::new(Turn { key: Vec::new(), watch: self.tenancy.client().watch_the_connection() });
-        self.turn.get_or_insert_with(idle).watch.rung().await;
-        self.turn = None;
-        Ok(())
-    }
-}
-
-#[async_trait]
-impl Session for EtcdSession {
-    async fn contend(&mut self, prior: Prior) -> Result<Answer> {
-        if let Prior::Lapsed(lost) = prior {
-            Box::pin(self.give_up_lost(lost)).await?;
-        }
-        // Of renewals thousands are under way at once: they alone are not boxed, and small.
-        if let (true, Some(revision)) = (self.leads, self.place.as_ref().and_then(|place| place.revision))
-            && let Some(answer) = self.renew(revision).await?
-        {
-            return Ok(answer);
-        }
-        Box::pin(self.ask(prior)).await
-    }
-
-    async fn inspect(&mut self) -> Result<Option<Ownership>> {
-        let head = self.first().await?;
-        Ok(head.map(|head| self.seen(&head)))
-    }
-
-    async fn release(&mut self, holding: Holding) -> Result<()> {
-        let revision = self.place.as_ref().and_then(|place| place.revision);
-        if let (Holding::Under(token), Some(revision), true) = (holding, revision, self.leads)
-            && queue::token(revision) != token
-        {
-            return Ok(());
-        }
-        self.leave().await
-    }
-
-    async fn changed(&mut self) -> Result<()> {
-        if self.leads {
-            return self.until_gone().await;
-        }
-        Box::pin(self.until_turn()).await
-    }
-}
-
-impl Drop for EtcdSession {
-    fn drop(&mut self) {
-        if let Some(place) = self.place.take() {
-            place.forget(&self.tenancy);
+            self.own_watch = None;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Beside etcd's own lock: `etcdctl lock` on the same prefix, which keeps the order of Go's `concurrency.Mutex`.
+//! Contention with etcd's own lock: `etcdctl lock` on the same prefix, which has the order of Go's `concurrency.Mutex`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -7,21 +7,20 @@ mod common;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use common::etcdctl;
-use common::peer::{Peer, leads, long, name, soon};
+use common::{Peer, etcdctl, leads, long, name, sees, soon};
 use simba_core::MutexName;
 use simba_servers::shared;
 use tokio::time::sleep;
 
-/// A lock of `etcdctl` that a command runs under.
+/// A process of `etcdctl lock` with a command that runs under the lock.
 struct Lock {
     process: Child,
-    /// The command ends when there is a file of this name, and with it the lock.
+    /// The command ends, and with it the lock, when the file `end` appears in this directory.
     end: tempfile::TempDir,
 }
 
 impl Lock {
-    /// Waits for its turn by itself.
+    /// Starts the process, which waits until it has the lock.
     fn begin(mutex: &MutexName) -> Self {
         let end = tempfile::tempdir().unwrap();
         let script = "echo $ETCD_LOCK_KEY; while [ ! -e \"$0\" ]; do sleep 0.02; done";
@@ -31,7 +30,7 @@ impl Lock {
         Self { process: command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap(), end }
     }
 
-    /// Completes once it has the lock, and says by which key.
+    /// Waits until it has the lock, and returns its key.
     async fn held(&mut self) -> String {
         let out = self.process.stdout.take().unwrap();
         let line = tokio::task::spawn_blocking(move || {
@@ -51,23 +50,28 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Its command ends by this, and would hold on to our output otherwise.
+        // Ends the command, which would keep the output of this process open otherwise.
         let _ = std::fs::write(self.end.path().join("end"), "");
         let _ = self.process.wait();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_behind_etcdctl_sees_it_and_comes_next() {
+async fn a_waiter_behind_etcdctl_sees_it_and_acquires_next() {
     let (peer, mutex) = (Peer::connect().await, name());
     let mut theirs = Lock::begin(&mutex);
     let key = theirs.held().await;
     let locker = peer.simba.locker(mutex.clone());
-    assert!(locker.try_lock().await.unwrap().is_none(), "broken: it is theirs");
+    assert!(locker.try_lock().await.unwrap().is_none(), "broken: etcdctl holds it");
     let holder = locker.last_holder().id.unwrap();
-    assert_eq!(Some(holder.as_str()), key.rsplit('/').next(), "known by the end of its key");
+    assert_eq!(Some(holder.as_str()), key.rsplit('/').next(), "identified by the end of its key");
     let ours = peer.contend(&mutex, long());
-    sleep(Duration::from_millis(300)).await;
+    soon("a waiter sees etcdctl", async {
+        while !ours.owner().is_owner(&holder) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
     assert!(!ours.is_owner(), "broken: two hold it");
     theirs.end().await;
     leads(&ours).await;
@@ -75,10 +79,10 @@ async fn who_waits_behind_etcdctl_sees_it_and_comes_next() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn etcdctl_waits_behind_us_and_comes_next() {
+async fn etcdctl_waits_behind_simba_and_acquires_next() {
     let (peer, mutex) = (Peer::connect().await, name());
     let ours = peer.contend(&mutex, long());
-    leads(&ours).await;
+    let tenure = leads(&ours).await;
     let mut theirs = Lock::begin(&mutex);
     let waits = soon("etcdctl waits", async {
         while peer.simba.operate().unwrap().read(&mutex).await.unwrap().waiters != Some(1) {
@@ -87,6 +91,7 @@ async fn etcdctl_waits_behind_us_and_comes_next() {
     });
     waits.await;
     let last = peer.contend(&mutex, long());
+    sees(&last, &tenure).await;
     ours.stop().await.unwrap();
     theirs.held().await;
     assert!(!last.is_owner(), "broken: two hold it");

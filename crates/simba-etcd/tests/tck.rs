@@ -1,4 +1,4 @@
-//! The whole kit on one etcd.
+//! The conformance suite on one etcd.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! The whole kit on a cluster of three.
+//! The conformance suite on a cluster of three.
 
 mod common;
 
-simba_tck::suite!(common::Etcd::cluster());
+simba_tck::suite!(common::cluster());

@@ -1,27 +1,26 @@
-//! One contender on one mutex, ours or raw, behind one interface.
+//! One contender on one mutex, through Simba or raw, behind one interface.
 
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use simba_core::{
-    Answer, Backend, Claim, Clock, ContenderId, FencingToken, Guard, Holding, Lease, Locker, Moment,
-    MutexName, Prior, Session, SystemClock, async_trait,
-};
+use simba_core::spi::{Answer, Backend, Claim, Holding, Prior, Session, async_trait};
+use simba_core::{Clock, ContenderId, FencingToken, Guard, Lease, Locker, Moment, MutexName, SystemClock};
 
-/// Takes and frees one mutex, again and again.
+/// Acquires and releases one mutex repeatedly.
 #[async_trait]
 pub trait Caller: Send {
-    /// Takes and frees it `count` times, uncontended, and as fast as it can.
+    /// Acquires and releases the uncontended mutex `count` times, as fast as possible.
     async fn pairs(&mut self, count: u32) -> Result<()>;
 
-    /// Waits for it. The moment that counts: ours when the call returned, raw when the wake-up came.
+    /// Waits for the mutex. Returns the end of the hand-over: when the call of Simba returned, or when a raw caller was
+    /// woken.
     async fn acquire(&mut self) -> Result<Moment>;
 
-    /// Frees it.
+    /// Releases the mutex.
     async fn release(&mut self) -> Result<()>;
 }
 
-/// Ours.
+/// A locker of Simba.
 #[derive(Debug)]
 pub struct LockerCaller {
     locker: Locker,
@@ -29,7 +28,7 @@ pub struct LockerCaller {
 }
 
 impl LockerCaller {
-    /// A caller that locks and releases.
+    /// Returns a caller that uses the locker.
     #[must_use]
     pub fn new(locker: Locker) -> Self {
         Self { locker, guard: None }
@@ -58,8 +57,8 @@ impl Caller for LockerCaller {
     }
 }
 
-/// The backend's session without the engine: no task, no timer, no deadline.
-#[expect(missing_debug_implementations, reason = "a session shows nothing of itself")]
+/// A session of the backend without the engine: no task, no timer, no deadline.
+#[expect(missing_debug_implementations, reason = "sessions do not implement Debug")]
 pub struct SessionCaller {
     backend: Arc<dyn Backend>,
     claim: Claim,
@@ -67,7 +66,7 @@ pub struct SessionCaller {
 }
 
 impl SessionCaller {
-    /// A caller of the backend's own verbs.
+    /// Returns a caller that uses sessions of the backend.
     pub fn new(backend: Arc<dyn Backend>, mutex: MutexName) -> Self {
         let claim = Claim::new(mutex, ContenderId::generate(), Lease::default());
         Self { backend, claim, held: None }
@@ -108,7 +107,7 @@ impl Caller for SessionCaller {
     }
 }
 
-/// How often a store that was busy for a moment is asked again: the engine would, too.
+/// The number of attempts after transient errors, which the engine retries as well.
 const TRIES: u32 = 5;
 
 async fn contend(session: &mut dyn Session) -> simba_core::Result<Answer> {
@@ -131,7 +130,7 @@ async fn release(session: &mut dyn Session, holding: Holding) -> simba_core::Res
     }
 }
 
-/// What there is to release under this token.
+/// Returns the argument of the release for a hold with this token.
 fn holding(token: Option<FencingToken>) -> Holding {
     token.map_or(Holding::Unknown, Holding::Under)
 }

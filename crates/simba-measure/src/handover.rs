@@ -1,10 +1,11 @@
-//! Hand-over: from the call of release to the return of the next waiter's lock.
+//! The time of a hand-over: from the call of release to the return of the next waiter's lock.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use simba_core::{Backend, Clock, Moment, MutexName, Simba, SystemClock};
+use simba_core::spi::Backend;
+use simba_core::{Clock, Moment, MutexName, Simba, SystemClock};
 use tokio::task::JoinSet;
 
 use crate::Effort;
@@ -13,54 +14,54 @@ use crate::report::{Row, Unit};
 use crate::stats::percentile;
 use crate::target::{Peer, Target};
 
-/// How long all waiters together may take to queue up.
-const QUEUE_UP: Duration = Duration::from_secs(30);
+/// The limit for all waiters together to join the queue.
+const QUEUE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Hand-over with one waiter and with many; the floor is a raw wake-up of one waiter.
+/// Measures hand-overs with one waiter and with many. The floor is a raw wakeup of one waiter.
 ///
 /// # Errors
 ///
-/// What the store says.
+/// The errors of the store.
 pub async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
     let (rounds, samples) = effort.pick((2, 200), (5, 1_000));
     let backend = target.connect().await?;
     let simba = target.handle(&backend);
-    let course =
-        Course { simba: simba.clone(), backend, hold: target.requeue(), samples: target.samples(samples) };
-    let mut taken = Taken::default();
-    // In turns, so that a busy moment of the machine hits all.
+    let runner =
+        Runner { simba: simba.clone(), backend, hold: target.requeue(), samples: target.samples(samples) };
+    let mut times = Times::default();
+    // Alternate, so that other load on the machine affects all.
     for round in 0..rounds {
-        taken.round(target, &course, round).await?;
+        times.round(target, &runner, round).await?;
     }
     simba.shutdown().await;
-    Ok(taken.rows(target))
+    Ok(times.rows(target))
 }
 
-/// How long hand-overs took.
+/// The times of hand-overs.
 #[derive(Default)]
-struct Taken {
+struct Times {
     floor: Vec<Duration>,
     one: Vec<Duration>,
     many: Vec<Duration>,
     peer: Option<Peer>,
 }
 
-impl Taken {
-    async fn round(&mut self, target: &dyn Target, course: &Course, round: usize) -> Result<()> {
+impl Times {
+    async fn round(&mut self, target: &dyn Target, runner: &Runner, round: usize) -> Result<()> {
         if target.raw_waits() {
-            let (raw, backend) = (target.mutex("raw", round)?, &course.backend);
+            let (raw, backend) = (target.mutex("raw", round)?, &runner.backend);
             let pair = vec![target.raw(backend, raw.clone()).await?, target.raw(backend, raw.clone()).await?];
-            // They wait by their own means, which the backend does not see.
-            self.floor.extend(course.run(&raw, pair, 0).await?);
+            // Zero waiters: the backend does not see raw ones.
+            self.floor.extend(runner.run(&raw, pair, 0).await?);
         }
-        if let Some(peer) = target.peer(course.samples).await? {
+        if let Some(peer) = target.peer(runner.samples).await? {
             match &mut self.peer {
                 Some(known) => known.handovers.extend(peer.handovers),
                 None => self.peer = Some(peer),
             }
         }
-        self.one.extend(course.ours(&target.mutex("one", round)?, 1).await?);
-        self.many.extend(course.ours(&target.mutex("many", round)?, target.waiters()).await?);
+        self.one.extend(runner.ours(&target.mutex("one", round)?, 1).await?);
+        self.many.extend(runner.ours(&target.mutex("many", round)?, target.waiters()).await?);
         Ok(())
     }
 
@@ -68,25 +69,25 @@ impl Taken {
         for all in [&mut self.floor, &mut self.one, &mut self.many] {
             all.sort_unstable();
         }
-        let crowd = target.waiters();
-        let mut rows = self.of(target, "1 waiter", &self.one).to_vec();
-        // The first of them is the one that the design speaks of.
+        let waiters = target.waiters();
+        let mut rows = self.percentiles(target, "1 waiter", &self.one).to_vec();
+        // The goal is about the first row, p50 with one waiter.
         let first = rows.remove(0).goal(target.handover_goal());
         rows.insert(0, first);
-        rows.extend(self.of(target, &format!("{crowd} waiters"), &self.many));
+        rows.extend(self.percentiles(target, &format!("{waiters} waiters"), &self.many));
         let row = |name, all: &[Duration]| Row::new(target, name, Unit::Micros, micros(all, 50));
         if let Some(Peer { name, mut handovers }) = self.peer.take() {
             handovers.sort_unstable();
             let row = row(format!("hand-over p50 to {name}"), &self.one);
             rows.push(row.floor(micros(&handovers, 50)).goal("ratio <= 1"));
         }
-        let row = row(format!("hand-over p50, {crowd} waiters to 1"), &self.many);
+        let row = row(format!("hand-over p50, {waiters} waiters to 1"), &self.many);
         rows.push(row.floor(micros(&self.one, 50)).goal("ratio <= 2"));
         rows
     }
 
-    /// The middle and the worst of some, beside the floor.
-    fn of(&self, target: &dyn Target, waiters: &str, all: &[Duration]) -> [Row; 2] {
+    /// Returns the rows for p50 and p99, with the floor if there is one.
+    fn percentiles(&self, target: &dyn Target, waiters: &str, all: &[Duration]) -> [Row; 2] {
         [50, 99].map(|percent| {
             let name = format!("hand-over p{percent}, {waiters}");
             let row = Row::new(target, name, Unit::Micros, micros(all, percent));
@@ -99,82 +100,82 @@ fn micros(all: &[Duration], percent: usize) -> f64 {
     percentile(all, percent).as_secs_f64() * 1e6
 }
 
-/// A mutex goes round: one caller holds it, all others wait.
-struct Course {
+/// Measures hand-overs of one mutex: one caller holds it, all others wait.
+struct Runner {
     backend: Arc<dyn Backend>,
     simba: Simba,
-    /// How long each holds it.
+    /// How long each caller holds the mutex.
     hold: Duration,
     samples: usize,
 }
 
-/// What the callers share.
+/// The state that the callers share.
 #[derive(Default)]
-struct Lap {
+struct Samples {
     released: Option<Moment>,
-    taken: Vec<Duration>,
+    times: Vec<Duration>,
 }
 
-impl Course {
-    /// Among our own callers.
+impl Runner {
+    /// Measures hand-overs among lockers of Simba.
     async fn ours(&self, mutex: &MutexName, waiters: usize) -> Result<Vec<Duration>> {
         let caller = || Box::new(LockerCaller::new(self.simba.locker(mutex.clone()))) as Box<dyn Caller>;
         let callers = std::iter::repeat_with(caller).take(waiters + 1).collect();
         self.run(mutex, callers, waiters + 1).await
     }
 
-    /// Passes the mutex on among the callers until there are enough samples. Begins once so many wait.
+    /// Lets the callers acquire and release until there are enough samples. Starts once `waiters` are in the queue.
     async fn run(
         &self,
         mutex: &MutexName,
         callers: Vec<Box<dyn Caller>>,
         waiters: usize,
     ) -> Result<Vec<Duration>> {
-        let Self { hold, samples, .. } = *self;
-        let blocked = self.simba.locker(mutex.clone()).lock().await?;
-        let lap = Arc::new(Mutex::new(Lap::default()));
-        let mut runners = JoinSet::new();
+        let Self { hold, samples: wanted, .. } = *self;
+        let guard = self.simba.locker(mutex.clone()).lock().await?;
+        let samples = Arc::new(Mutex::new(Samples::default()));
+        let mut tasks = JoinSet::new();
         for mut caller in callers {
-            let lap = Arc::clone(&lap);
-            runners.spawn(async move {
+            let samples = Arc::clone(&samples);
+            tasks.spawn(async move {
                 loop {
                     let woken = caller.acquire().await?;
-                    if note(&lap, |lap| lap.took(woken)) >= samples {
+                    if update(&samples, |samples| samples.acquired(woken)) >= wanted {
                         return anyhow::Ok(());
                     }
                     SystemClock.sleep_until(SystemClock.now() + hold).await;
-                    note(&lap, |lap| lap.released = Some(SystemClock.now()));
+                    update(&samples, |samples| samples.released = Some(SystemClock.now()));
                     caller.release().await?;
                 }
             });
         }
-        queued(&*self.backend, mutex, waiters).await?;
-        blocked.release().await?;
-        // The first to come back has seen enough; the others wait for what it never frees.
-        runners.join_next().await.context("nobody took part")???;
-        runners.shutdown().await;
-        Ok(note(&lap, |lap| std::mem::take(&mut lap.taken)))
+        until_queued(&*self.backend, mutex, waiters).await?;
+        guard.release().await?;
+        // The first task that ends does not release the mutex, so the others still wait.
+        tasks.join_next().await.context("there are no callers")???;
+        tasks.shutdown().await;
+        Ok(update(&samples, |samples| std::mem::take(&mut samples.times)))
     }
 }
 
-fn note<R>(lap: &Mutex<Lap>, change: impl FnOnce(&mut Lap) -> R) -> R {
-    change(&mut lap.lock().unwrap_or_else(PoisonError::into_inner))
+fn update<R>(samples: &Mutex<Samples>, change: impl FnOnce(&mut Samples) -> R) -> R {
+    change(&mut samples.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-impl Lap {
-    /// Somebody has it; how many have had it so far.
-    fn took(&mut self, woken: Moment) -> usize {
+impl Samples {
+    /// Records an acquisition. Returns the number of samples.
+    fn acquired(&mut self, woken: Moment) -> usize {
         if let Some(released) = self.released.take() {
-            self.taken.push(woken - released);
+            self.times.push(woken - released);
         }
-        self.taken.len()
+        self.times.len()
     }
 }
 
-/// Waits until everybody is in the queue, as far as the store tells.
-async fn queued(backend: &dyn Backend, mutex: &MutexName, waiters: usize) -> Result<()> {
+/// Waits until all waiters are in the queue, if the store reports its waiters.
+async fn until_queued(backend: &dyn Backend, mutex: &MutexName, waiters: usize) -> Result<()> {
     let clock = SystemClock;
-    let end = clock.now() + QUEUE_UP;
+    let end = clock.now() + QUEUE_LIMIT;
     let settle = Duration::from_millis(50);
     loop {
         let seen = match backend.operate() {
@@ -183,13 +184,13 @@ async fn queued(backend: &dyn Backend, mutex: &MutexName, waiters: usize) -> Res
         };
         match seen {
             Some(seen) if seen < waiters && clock.now() >= end => {
-                bail!("{seen} of {waiters} waiters queued up within {QUEUE_UP:?}")
+                bail!("{seen} of {waiters} waiters joined the queue within {QUEUE_LIMIT:?}")
             }
             Some(seen) if seen < waiters => clock.sleep_until(clock.now() + settle).await,
             _ => break,
         }
     }
-    // Queued is not subscribed yet.
+    // A session queues before it subscribes.
     clock.sleep_until(clock.now() + settle).await;
     Ok(())
 }

@@ -1,18 +1,17 @@
-//! Many mutexes held at once: what each costs in memory, and whether all are renewed on time.
+//! Many mutexes held at once: the memory for each, and whether all are renewed on time.
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use simba_core::{
-    Answer, Backend, Claim, Clock, ContenderId, Guard, Lease, Prior, Session, Simba, SystemClock,
-};
+use simba_core::spi::{Answer, Backend, Claim, Prior, Session};
+use simba_core::{Clock, ContenderId, Guard, Lease, Simba, SystemClock};
 use tokio::task::JoinSet;
 
 use crate::process::{processor_time, resident, thread_time};
 use crate::report::{Row, Unit};
 use crate::target::Target;
 
-/// Guards of many mutexes, and how much memory there was before them.
+/// The guards of many mutexes, with the resident memory before they were acquired.
 #[derive(Debug)]
 pub struct Held {
     guards: Vec<Guard>,
@@ -20,29 +19,29 @@ pub struct Held {
     before: usize,
 }
 
-/// How a crowd of guards fared.
+/// The results for many held mutexes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Findings {
-    /// Resident memory for each mutex.
+    /// The resident memory for each mutex.
     pub bytes: f64,
-    /// Processor time in cores, without the thread that watches; zero if no renewals were watched.
+    /// The processor time in cores, without the measuring thread; zero if no renewals were observed.
     pub cores: f64,
-    /// Mutexes whose holder was seen to have no more than the grace left.
+    /// The number of mutexes whose guard had at most the grace left at some time.
     pub late: f64,
-    /// The least time to a deadline that was seen, in milliseconds.
+    /// The shortest observed time to a deadline, in milliseconds.
     pub least_left: f64,
-    /// Mutexes that are not held any more.
+    /// The number of mutexes that are no longer held.
     pub lost: f64,
 }
 
 impl Held {
-    /// Takes so many. Memory that this process has freed before hides what they take: better do it first.
+    /// Acquires `count` mutexes. Call it first in a process: memory that was freed before hides what the mutexes need.
     ///
     /// # Errors
     ///
-    /// What the store says.
+    /// The errors of the store.
     pub async fn take(target: &dyn Target, simba: &Simba, count: usize) -> Result<Self> {
-        // What the process needs once is there before the count starts.
+        // Allocate what the process needs only once before the measurement starts.
         simba.locker(target.mutex("first", 0)?).lock().await?.release().await?;
         let mut guards = Vec::with_capacity(count);
         let before = resident()?;
@@ -54,15 +53,15 @@ impl Held {
         Ok(Self { guards, lease: simba.lease(), before })
     }
 
-    /// Looks at all of them again and again through so many rounds of renewals.
+    /// Checks all guards repeatedly during `rounds` renewals of each.
     ///
     /// # Errors
     ///
-    /// The system does not tell of this process.
+    /// `/proc` cannot be read.
     pub async fn watch(&self, rounds: u32) -> Result<Findings> {
         let (lease, clock) = (self.lease, SystemClock);
         let length = lease.renew_at() * rounds;
-        // Often enough that nobody is late between two looks for long, seldom enough to disturb little.
+        // Short enough to observe every late renewal, long enough to cause little load.
         let pause = lease.grace() / 4;
         let (start, end) = (clock.now(), clock.now() + length);
         let (processor, own) = (processor_time()?, thread_time()?);
@@ -76,10 +75,10 @@ impl Held {
                 *late |= left <= lease.grace();
             }
         }
-        let worked = (processor_time()? - processor).saturating_sub(thread_time()? - own);
+        let used = (processor_time()? - processor).saturating_sub(thread_time()? - own);
         let cores =
-            if length.is_zero() { 0.0 } else { worked.as_secs_f64() / (clock.now() - start).as_secs_f64() };
-        let count = |many: usize| many as f64;
+            if length.is_zero() { 0.0 } else { used.as_secs_f64() / (clock.now() - start).as_secs_f64() };
+        let count = |number: usize| number as f64;
         Ok(Findings {
             bytes: each(self.before, self.guards.len())?,
             cores,
@@ -89,23 +88,23 @@ impl Held {
         })
     }
 
-    /// Frees them, all at once.
+    /// Releases all mutexes concurrently.
     pub async fn release(self) {
         let mut releases: JoinSet<_> = self.guards.into_iter().map(Guard::release).collect();
         while releases.join_next().await.is_some() {}
     }
 
-    /// Leaves them to their lease: for a process that ends here.
+    /// Forgets the guards without a release, for a process that ends now. The mutexes stay held until their leases end.
     pub fn abandon(self) {
         self.guards.into_iter().for_each(std::mem::forget);
     }
 }
 
-/// Resident memory for each of so many sessions without the engine: the backend's share.
+/// Returns the resident memory for each of `count` sessions without the engine: the backend's part.
 ///
 /// # Errors
 ///
-/// What the store says.
+/// The errors of the store.
 pub async fn sessions(target: &dyn Target, backend: &dyn Backend, count: usize) -> Result<f64> {
     let mut sessions: Vec<Box<dyn Session>> = Vec::with_capacity(count);
     let before = resident()?;
@@ -124,7 +123,7 @@ fn each(before: usize, count: usize) -> Result<f64> {
     Ok(resident()?.saturating_sub(before) as f64 / count as f64)
 }
 
-/// How punctual they were, one row a figure.
+/// Returns the rows about renewals: processor time, late renewals, the shortest time left, losses.
 #[must_use]
 pub fn punctuality(target: &dyn Target, count: usize, lease: &str, seen: &Findings) -> Vec<Row> {
     let row =
@@ -143,7 +142,7 @@ mod tests {
     use crate::target::tests::Memory;
 
     #[tokio::test]
-    async fn held_mutexes_are_counted_as_held_and_are_free_afterwards() {
+    async fn held_mutexes_count_as_held_and_are_free_after_the_release() {
         let backend = Memory.connect().await.unwrap();
         let simba = Simba::builder(backend).build();
         let held = Held::take(&Memory, &simba, 10).await.unwrap();

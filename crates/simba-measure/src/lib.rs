@@ -1,9 +1,9 @@
-//! What Simba does on a store: uncontended pairs, hand-over, many held mutexes; each beside a floor where there is
-//! one.
+//! Measures Simba on a store: uncontended pairs of lock and release, hand-over, many held mutexes. Each figure is
+//! compared with a floor where there is one.
 //!
-//! The same measures for `simba bench`, on the store of a user, and for the benchmarks of this project, which put
-//! the raw client of every store beside them. A [`Target`] is what is measured, a [`Row`] what was found. Nothing
-//! here passes or fails.
+//! `simba bench` measures the store of a user. The benchmarks of this project measure the same and compare it with
+//! the raw client of every store. A [`Target`] is what is measured, a [`Row`] is a result. No measurement passes or
+//! fails.
 
 mod caller;
 pub mod handover;
@@ -18,17 +18,17 @@ pub use caller::{Caller, LockerCaller, SessionCaller};
 pub use report::{Report, Row, Unit};
 pub use target::{Peer, Target};
 
-/// How long to measure.
+/// The length of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Enough to see a change that matters.
+    /// Long enough to see a large change.
     Quick,
-    /// Enough to quote.
+    /// Long enough for published figures.
     Full,
 }
 
 impl Effort {
-    /// One of two, by the effort.
+    /// Returns `quick` or `full`, by the effort.
     #[must_use]
     pub fn pick<T>(self, quick: T, full: T) -> T {
         match self {

@@ -1,4 +1,4 @@
-//! Uncontended lock and release, as many as go.
+//! The rate of uncontended pairs of lock and release.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use crate::report::{Row, Unit};
 use crate::stats::median;
 use crate::target::Target;
 
-/// How many pairs a caller makes between two looks at the clock.
+/// The number of pairs between two reads of the clock.
 const BATCH: u32 = 16;
 
-/// Pairs a second of one task and of many, each on a mutex of its own.
+/// Measures the pairs per second of one task and of many, each on its own mutex.
 ///
 /// # Errors
 ///
-/// What the store says.
+/// The errors of the store.
 pub async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
     let backend = target.connect().await?;
     let simba = target.handle(&backend);
-    // Short turns and many: what disturbs the machine for a while then hits both alike.
+    // Many short rounds: other load on the machine then affects ours and the floor alike.
     let (rounds, length) = effort.pick((20, Duration::from_millis(50)), (75, Duration::from_millis(100)));
     let mut rows = Vec::new();
     for (tasks, name) in [(1, "1 task".to_owned()), (target.tasks(), format!("{} tasks", target.tasks()))] {
@@ -33,7 +33,7 @@ pub async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
             ours.push(Box::new(LockerCaller::new(locker)) as Box<dyn Caller>);
         }
         let (mut floor, mut rates) = (Vec::new(), Vec::new());
-        // In turns, so that a busy moment of the machine hits both; the first round warms up.
+        // Alternate, so that other load affects both. The first round warms up.
         for round in 0..=rounds {
             let (raw_rate, our_rate);
             (raw, raw_rate) = rate(raw, length).await?;
@@ -51,7 +51,7 @@ pub async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Pairs a second of all callers together; gives them back.
+/// Measures the pairs per second of all callers together. Returns the callers with the rate.
 async fn rate(callers: Vec<Box<dyn Caller>>, length: Duration) -> Result<(Vec<Box<dyn Caller>>, f64)> {
     let start = SystemClock.now();
     let end = start + length;
@@ -70,9 +70,9 @@ async fn rate(callers: Vec<Box<dyn Caller>>, length: Duration) -> Result<(Vec<Bo
         .collect();
     let (mut callers, mut pairs) = (Vec::new(), 0);
     for task in tasks {
-        let (caller, made) = task.await??;
+        let (caller, count) = task.await??;
         callers.push(caller);
-        pairs += made;
+        pairs += count;
     }
     Ok((callers, f64::from(pairs) / (SystemClock.now() - start).as_secs_f64()))
 }

@@ -1,4 +1,4 @@
-//! The figures, for people and for programs.
+//! The report: a table for people, JSON for programs.
 
 use std::fmt;
 
@@ -7,21 +7,21 @@ use serde_json::{Value, json};
 use crate::Effort;
 use crate::target::Target;
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unit {
-    /// So many a second.
+    /// Operations per second.
     PerSecond,
-    /// Millionths of a second.
+    /// Microseconds.
     Micros,
-    /// Thousandths of a second.
+    /// Milliseconds.
     Millis,
-    /// Of memory.
+    /// Bytes of memory.
     Bytes,
-    /// Things.
+    /// A number without a unit.
     Count,
-    /// Of one core.
+    /// Processor time in cores.
     Cores,
 }
 
@@ -47,7 +47,7 @@ impl Unit {
     }
 }
 
-/// One figure, beside its floor.
+/// One figure, with its floor if there is one.
 #[derive(Clone, Debug)]
 pub struct Row {
     target: &'static str,
@@ -59,35 +59,35 @@ pub struct Row {
 }
 
 impl Row {
-    /// A figure without a floor.
+    /// Returns a figure without a floor.
     pub fn new(target: &dyn Target, measure: impl Into<String>, unit: Unit, ours: f64) -> Self {
         Self { target: target.name(), measure: measure.into(), unit, ours, floor: None, goal: "" }
     }
 
-    /// The same, measured with nothing of ours in between.
+    /// Sets the floor: the same measurement without Simba.
     #[must_use]
     pub fn floor(self, floor: f64) -> Self {
         Self { floor: Some(floor), ..self }
     }
 
-    /// What the design asks for, in words: nothing here passes or fails.
+    /// Sets the goal of the design, as text: no measurement passes or fails.
     #[must_use]
     pub fn goal(self, goal: &'static str) -> Self {
         Self { goal, ..self }
     }
 
-    /// The same figure in another unit, of both sides.
+    /// Returns the figure and its floor in another unit.
     #[must_use]
-    pub fn turned(&self, measure: &str, unit: Unit, turn: impl Fn(f64) -> f64) -> Self {
-        let floor = self.floor.map(&turn);
-        Self { measure: measure.to_owned(), unit, ours: turn(self.ours), floor, goal: "", ..self.clone() }
+    pub fn turned(&self, measure: &str, unit: Unit, convert: impl Fn(f64) -> f64) -> Self {
+        let floor = self.floor.map(&convert);
+        Self { measure: measure.to_owned(), unit, ours: convert(self.ours), floor, goal: "", ..self.clone() }
     }
 
     fn ratio(&self) -> Option<f64> {
         self.floor.filter(|floor| *floor != 0.0).map(|floor| self.ours / floor)
     }
 
-    /// For people: what was measured, ours, the floor, the ratio; empty where there is none.
+    /// Returns the cells of the table: measure, ours, floor, ratio. A cell without a value is empty.
     #[must_use]
     pub fn cells(&self) -> [String; 4] {
         let ratio = |ratio| if ratio < 10.0 { format!("{ratio:.2}") } else { format!("{ratio:.0}") };
@@ -99,7 +99,7 @@ impl Row {
         ]
     }
 
-    /// For programs: `target`, `measure`, `unit`, `ours`, `floor`, `ratio`; what there is not is null.
+    /// Returns the JSON object: `target`, `measure`, `unit`, `ours`, `floor`, `ratio`. A field without a value is null.
     #[must_use]
     pub fn json(&self) -> Value {
         json!({
@@ -113,7 +113,7 @@ impl Row {
     }
 }
 
-/// All figures of a run.
+/// The figures of a run.
 #[derive(Debug)]
 pub struct Report {
     effort: Effort,
@@ -122,23 +122,23 @@ pub struct Report {
 }
 
 impl Report {
-    /// None yet.
+    /// Returns an empty report.
     #[must_use]
     pub fn new(effort: Effort) -> Self {
         Self { effort, rows: Vec::new(), notes: Vec::new() }
     }
 
-    /// Takes these in too.
+    /// Adds rows.
     pub fn add(&mut self, rows: Vec<Row>) {
         self.rows.extend(rows);
     }
 
-    /// Adds what a reader has to know about a store.
+    /// Adds the note of a store, if it has one.
     pub fn note(&mut self, target: &dyn Target) {
         self.notes.extend(target.note().map(|note| format!("{}: {note}", target.name())));
     }
 
-    /// All of them for programs.
+    /// Returns the report as JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
@@ -148,11 +148,11 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let head = ["store", "measure", "ours", "floor", "ratio", "to reach"].map(str::to_owned);
+        let head = ["store", "measure", "ours", "floor", "ratio", "goal"].map(str::to_owned);
         let table: Vec<_> = std::iter::once(head).chain(self.rows.iter().map(line)).collect();
         write_table(f, &table)?;
-        f.write_str("\nratio: ours to the floor, both measured in turns in this run; trust it more than either figure.\n")?;
-        f.write_str("bytes: growth of the resident set in whole pages, allocator included, in a process of its own.\n")?;
+        f.write_str("\nratio: ours to the floor, measured alternately in this run; it is more reliable than either figure.\n")?;
+        f.write_str("bytes: growth of the resident set in whole pages, including the allocator, in a separate process.\n")?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}."))
     }
 }
@@ -162,7 +162,7 @@ fn line(row: &Row) -> [String; 6] {
     [row.target.to_owned(), measure, ours, floor, ratio, row.goal.to_owned()]
 }
 
-/// Aligned columns: words to the left, the three columns of figures to the right.
+/// Writes aligned columns: text to the left, the three columns of figures to the right.
 fn write_table<const N: usize>(f: &mut fmt::Formatter<'_>, table: &[[String; N]]) -> fmt::Result {
     let mut widths = [0; N];
     for row in table {
@@ -198,13 +198,13 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned_and_lines_have_no_tail() {
+    fn columns_are_aligned_and_lines_have_no_trailing_spaces() {
         let text = report().to_string();
         let lines: Vec<&str> = text.lines().take(4).collect();
         assert_eq!(
             lines,
             [
-                "store   measure             ours    floor  ratio  to reach",
+                "store   measure             ours    floor  ratio  goal",
                 "memory  pairs              90 /s   120 /s   0.75  ratio >= 0.9",
                 "memory  late renewals          0",
                 "memory  wait           1234.6 µs  10.0 µs    123",
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_gets_the_figures_as_they_are() {
+    fn figures_in_json_are_not_rounded() {
         let json = report().json();
         assert_eq!(json["quick"], true);
         assert_eq!(json["rows"][0]["ratio"], 0.75);

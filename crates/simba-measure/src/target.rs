@@ -1,69 +1,70 @@
-//! What it takes to measure a store.
+//! The interface to a store that is measured.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use simba_core::{Backend, MutexName, Simba, async_trait};
+use simba_core::spi::{Backend, async_trait};
+use simba_core::{MutexName, Simba};
 
 use crate::caller::{Caller, SessionCaller};
 
-/// A store to measure, ours against raw.
+/// A store to measure, through Simba and raw.
 #[async_trait]
 pub trait Target: fmt::Debug + Sync {
-    /// What the figures are filed under.
+    /// Returns the name of the store in the report.
     fn name(&self) -> &'static str;
 
-    /// The store through our backend.
+    /// Connects to the store through the backend.
     async fn connect(&self) -> Result<Arc<dyn Backend>>;
 
-    /// One caller of the store with nothing of ours in between: the floor. Where the store has no client of
-    /// its own, that is a session without the engine.
+    /// Returns a caller of the store without Simba: the floor. For a store without a raw client it is a session without
+    /// the engine.
     async fn raw(&self, backend: &Arc<dyn Backend>, mutex: MutexName) -> Result<Box<dyn Caller>> {
         Ok(Box::new(SessionCaller::new(Arc::clone(backend), mutex)))
     }
 
-    /// Whether a raw caller can wait to be woken; without it a hand-over has no floor.
+    /// Returns whether a raw caller can wait for a wakeup. If not, a hand-over has no floor.
     fn raw_waits(&self) -> bool {
         true
     }
 
-    /// What the design asks of a hand-over to one waiter, in words.
+    /// Returns the goal of the design for a hand-over to one waiter, as text.
     fn handover_goal(&self) -> &'static str {
         ""
     }
 
-    /// A handle on the store: whoever has to end early can keep a clone, and shut it down.
+    /// Returns a handle on the store. An implementation can keep a clone, to shut it down before the measurement ends.
     fn handle(&self, backend: &Arc<dyn Backend>) -> Simba {
         Simba::builder(Arc::clone(backend)).build()
     }
 
-    /// A name to measure with. What an earlier process left behind must not be in the way.
+    /// Returns the name of a mutex to measure with. It must differ from the names that earlier processes used.
     ///
     /// # Errors
     ///
-    /// It is no name.
+    /// The name is invalid.
     fn mutex(&self, kind: &str, n: usize) -> Result<MutexName> {
         Ok(MutexName::new(format!("bench:{kind}:{}:{n}", std::process::id()))?)
     }
 
-    /// How many tasks make pairs at once, each on a mutex of its own.
+    /// Returns how many tasks lock and release concurrently, each on its own mutex.
     fn tasks(&self) -> usize {
         64
     }
 
-    /// How many wait for one mutex where many do.
+    /// Returns the number of waiters for the hand-over among many.
     fn waiters(&self) -> usize {
         1_000
     }
 
-    /// How many hand-overs to measure in a round, of those that are asked for: fewer on a store that is polled.
-    fn samples(&self, asked: usize) -> usize {
-        asked
+    /// Returns how many of the requested hand-overs to measure in a round: fewer on a store that is polled.
+    fn samples(&self, requested: usize) -> usize {
+        requested
     }
 
-    /// How long each of so many hand-overs took a peer on the same store, if there is one to compare with.
+    /// Measures the given number of hand-overs of a peer on the same store. Returns none if there is no peer.
     ///
     /// # Errors
     ///
@@ -72,24 +73,25 @@ pub trait Target: fmt::Debug + Sync {
         Ok(None)
     }
 
-    /// What a reader of the figures has to know about the store.
+    /// Returns a note about the store for readers of the report.
     fn note(&self) -> Option<&'static str> {
         None
     }
 
-    /// How many mutexes one process is to hold at once on this store.
+    /// Returns how many mutexes one process holds at once on this store.
     fn many(&self) -> usize;
 
-    /// How long a holder of a hand-over keeps the mutex, so that the one before it is back in the queue.
+    /// Returns how long a caller holds the mutex between hand-overs: long enough for the holder before it to join the
+    /// queue again.
     fn requeue(&self) -> Duration;
 }
 
-/// A peer at work.
+/// The results of a peer.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// What it is called.
+    /// The name of the peer.
     pub name: &'static str,
-    /// How long its hand-overs took.
+    /// The times of its hand-overs.
     pub handovers: Vec<Duration>,
 }
 
@@ -99,7 +101,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The memory of this process, with little of everything.
+    /// The memory of this process, with small numbers of waiters, samples and mutexes.
     #[derive(Debug)]
     pub(crate) struct Memory;
 
@@ -117,8 +119,8 @@ pub(crate) mod tests {
             3
         }
 
-        fn samples(&self, asked: usize) -> usize {
-            asked.min(5)
+        fn samples(&self, requested: usize) -> usize {
+            requested.min(5)
         }
 
         fn many(&self) -> usize {

@@ -1,4 +1,4 @@
-//! A web service of which one replica leads: ready means leading, so a load balancer reaches the leader alone.
+//! A web service in which one replica leads. Only the leader is ready, so a load balancer sends requests only to it.
 //!
 //! `cargo run -p simba-mutex --example axum_leader`
 
@@ -39,21 +39,21 @@ impl Replica {
         Ok(Self { simba, contention, address })
     }
 
-    /// As on SIGTERM: the work ends, the mutex is freed, the next replica is woken.
+    /// Shuts down as on SIGTERM: the work ends, the mutex is released, the next replica is woken.
     async fn stop(self) -> Result<(), Box<dyn Error>> {
         self.contention.stop().await?;
         self.simba.shutdown().await;
         Ok(())
     }
 
-    /// The status that a probe gets.
+    /// Sends a request and returns the status code.
     async fn probe(&self, path: &str) -> Result<u16, Box<dyn Error>> {
         let mut stream = TcpStream::connect(self.address).await?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok(answer.split(' ').nth(1).ok_or("no answer")?.parse()?)
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await?;
+        Ok(response.split(' ').nth(1).ok_or("no response")?.parse()?)
     }
 }
 
@@ -61,7 +61,7 @@ async fn ready(State(contention): State<Arc<Contention>>) -> StatusCode {
     if contention.is_owner() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-/// Work that only the leader may do, and only for as long as it leads; the token goes with every write.
+/// Does work that only the leader may do, and only while it leads. Every write carries the token.
 async fn work(State(contention): State<Arc<Contention>>) -> (StatusCode, String) {
     let Some(tenure) = contention.tenure() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "not leading".into());

@@ -1,4 +1,4 @@
-//! A table that refuses a stale holder: what no lease can do, a fencing token does.
+//! A table that refuses writes of a stale holder by its fencing token, which a lease alone cannot do.
 //!
 //! `cargo run -p simba-mutex --example fenced_table`
 
@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use simba_mutex::operate::EvictIf;
 use simba_mutex::{FencingToken, MutexName};
 
-/// Accounts, each with the greatest token that has written to it.
+/// A table of accounts, each with the greatest token of its writers.
 struct Accounts {
     database: Connection,
 }
@@ -25,9 +25,9 @@ impl Accounts {
         Ok(Self { database })
     }
 
-    /// Writes under a token; false if a greater one has been here, so that the writer is stale and must stop.
+    /// Writes with a token. Returns false if a greater token was used before: the writer is stale and must stop.
     fn set(&self, name: &str, balance: i64, token: FencingToken) -> Result<bool, Box<dyn Error>> {
-        // The check and the write are one statement: nobody can come in between.
+        // One statement, so that no other write happens between the check and the write.
         let statement = "UPDATE account SET balance = ?1, fence = ?2 WHERE name = ?3 AND fence <= ?2";
         let changed = self.database.execute(statement, (balance, i64::try_from(token.get())?, name))?;
         Ok(changed == 1)
@@ -48,7 +48,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let stale = one.locker("accounts").lock().await?;
     assert!(accounts.set("alice", 10, stale.token())?);
 
-    // The holder is paused, and somebody frees the mutex out of band: it believes that it still holds.
+    // The holder is paused, and an operator frees the mutex: the holder does not know that it lost it.
     one.operate()?.evict(&MutexName::new("accounts")?, EvictIf::Any).await?;
     let current = other.locker("accounts").lock().await?;
     assert!(current.token() > stale.token());

@@ -1,4 +1,4 @@
-//! A program without async: three threads take turns, each with a handle of its own, as three processes would.
+//! A program without async: three threads contend, each with its own handle, as three processes would.
 //!
 //! `cargo run -p simba-mutex --example without_async`
 
@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use simba_mutex::blocking::Simba;
 
-/// How many are inside at this moment.
-static INSIDE: AtomicU32 = AtomicU32::new(0);
+/// The number of threads that hold the mutex.
+static HOLDERS: AtomicU32 = AtomicU32::new(0);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let threads: Vec<_> = (0..3)
         .map(|n| {
             let url = url.clone();
-            thread::spawn(move || turn(n, &url).map_err(|error| error.to_string()))
+            thread::spawn(move || contend(n, &url).map_err(|error| error.to_string()))
         })
         .collect();
     for thread in threads {
@@ -29,14 +29,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn turn(n: u32, url: &str) -> simba_mutex::Result<()> {
+fn contend(n: u32, url: &str) -> simba_mutex::Result<()> {
     let url = url.parse()?;
     let simba = Simba::connect(async move { simba_mutex::backend(&url).await })?;
     let guard = simba.locker("orders").lock_timeout(Duration::from_secs(30))?;
-    assert_eq!(INSIDE.fetch_add(1, Ordering::SeqCst), 0, "one at a time");
+    assert_eq!(HOLDERS.fetch_add(1, Ordering::SeqCst), 0, "one at a time");
     println!("thread {n} holds with token {}, for {:?} without a renewal", guard.token(), guard.remaining());
     thread::sleep(Duration::from_millis(20));
-    INSIDE.fetch_sub(1, Ordering::SeqCst);
+    HOLDERS.fetch_sub(1, Ordering::SeqCst);
     guard.release()?;
     simba.shutdown();
     Ok(())

@@ -1,10 +1,11 @@
-//! From a URL to a store.
+//! Connects to the store of a URL.
 
 use std::sync::Arc;
 
-use simba_core::{Backend, ConnectUrl, Error, ErrorKind, MemoryBackend, Result, Simba};
+use simba_core::spi::{Backend, ConnectUrl};
+use simba_core::{Error, ErrorKind, MemoryBackend, Result, Simba};
 
-/// Every scheme, and the feature that it needs.
+/// All schemes, with the feature that each needs.
 const SCHEMES: [(&str, &str); 17] = [
     ("memory", ""),
     ("sqlite", "sqlite"),
@@ -25,11 +26,11 @@ const SCHEMES: [(&str, &str); 17] = [
     ("etcds", "etcd"),
 ];
 
-/// Connects to the store behind a URL.
+/// Connects to the store of a URL.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Invalid`] for a URL that names no store that is built in, and what the store's own `connect` says.
+/// [`ErrorKind::Invalid`] if no store of this build has the scheme of the URL, and the errors of the store's `connect`.
 ///
 /// # Examples
 ///
@@ -46,13 +47,13 @@ pub async fn connect(url: &str) -> Result<Simba> {
     Ok(Simba::builder(backend(&url.parse()?).await?).build())
 }
 
-/// The store behind a URL, for those who build a [`Simba`] with more than a URL.
+/// Connects to the store of a URL and returns its backend, for [`Simba::builder`].
 ///
 /// # Errors
 ///
 /// As [`connect`].
 pub async fn backend(url: &ConnectUrl) -> Result<Arc<dyn Backend>> {
-    // The feature of the scheme tells the store; one that is not built in has no arm.
+    // The feature of the scheme selects the store. A store that is not built in has no arm.
     let store = SCHEMES.iter().find(|(scheme, _)| *scheme == url.scheme()).map(|(_, feature)| *feature);
     Ok(match store {
         Some("") => Arc::new(MemoryBackend::new()),
@@ -114,16 +115,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unknown_scheme_lists_the_known_ones() {
-        let told = refusal("consul://h").await;
+    async fn unknown_scheme_is_refused_with_the_known_ones() {
+        let error = refusal("consul://h").await;
         assert!(
-            told.contains("`consul:`") && told.contains("sqlite, mysql") && told.contains("zookeeper"),
-            "{told}"
+            error.contains("`consul:`") && error.contains("sqlite, mysql") && error.contains("zookeeper"),
+            "{error}"
         );
     }
 
     #[test]
-    fn a_store_that_is_not_built_in_names_its_feature() {
+    fn error_about_a_store_that_is_not_built_in_names_its_feature() {
         for (scheme, feature) in SCHEMES.iter().filter(|(_, feature)| !feature.is_empty()) {
             assert!(unknown(scheme).to_string().contains(&format!("the feature `{feature}`")));
         }

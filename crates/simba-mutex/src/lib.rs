@@ -11,31 +11,31 @@
 //! # }
 //! ```
 //!
-//! # What it promises, and what not
+//! # Guarantees and limits
 //!
-//! - **At most one valid holder** of a mutex at any instant, as long as clocks run at the same rate within a margin
-//!   and the store keeps its writes. Validity is a deadline on a clock that goes on through suspend: ask
-//!   [`Guard::is_held`] before every step that counts.
-//! - **A holder learns of a loss before another can hold**: first [`Guard::expiring`] (stop your work), then
-//!   [`Guard::lost`], with the reason, both on time while the store hangs.
+//! - **At most one valid holder** of a mutex at any instant, as long as clock rates agree within a margin and the store
+//!   keeps its writes. Validity is a deadline on a clock that also runs during suspend: check [`Guard::is_held`] before
+//!   every critical step.
+//! - **A holder is notified of a loss before another can hold**: first [`Guard::expiring`] (stop your work), then
+//!   [`Guard::lost`], with the reason. Both are on time even while the store hangs.
 //! - **A [`FencingToken`] with every tenure**, which grows with every acquisition.
-//! - **No leak**: a dropped future, a dropped guard, a cancelled wait leave nothing held and nobody queued.
+//! - **No leak**: a dropped future, a dropped guard or a cancelled wait leaves no mutex held and no waiter queued.
 //!
-//! It does *not* promise that a lock alone makes your writes safe: a process can stop between its check and its
-//! write for longer than any lease. Hand the token to the resource, and let that refuse a smaller one.
+//! A lock alone does *not* make your writes safe: a process can pause between its check and its write for longer than
+//! any lease. Pass the token to the resource, and let the resource refuse a smaller one.
 //!
 //! # What to use when
 //!
-//! | you want to | use |
+//! | task | use |
 //! |---|---|
 //! | run code on one machine at a time | [`Simba::locker`] → [`Locker`] → [`Guard`] |
-//! | lead, and be told when you do not | [`Simba::contend`] → [`Contention`], [`Contender`], [`Tenure`] |
+//! | elect a leader, with callbacks | [`Simba::contend`] → [`Contention`], [`Contender`], [`Tenure`] |
 //! | run a job on the leader only | [`Simba::scheduler`] → [`Scheduler`], [`Schedule`], [`Job`] |
-//! | know who leads without taking part | [`Simba::observe`] → [`Observer`], [`View`] |
+//! | observe the leader without contending | [`Simba::observe`] → [`Observer`], [`View`] |
 //! | the same without async | [`blocking`] |
-//! | list, read, evict, probe | [`Simba::operate`] → [`Operate`] |
+//! | list, read, evict, probe | [`Simba::operate`] → [`Operate`](spi::Operate) |
 //! | settings from files and the environment | `Config` |
-//! | bring your own store | [`Backend`] and [`Session`] |
+//! | implement another store | [`Backend`](spi::Backend) and [`Session`](spi::Session) |
 //!
 //! ## Work that ends with the mutex
 //!
@@ -45,7 +45,7 @@
 //! # let simba = simba_mutex::connect("memory:").await?;
 //! # async fn import(_: simba_mutex::FencingToken) -> usize { 3 }
 //! let guard = simba.locker("import").lock().await?;
-//! // Dropped before another can hold the mutex, should it be lost.
+//! // If the mutex is lost, the future is dropped before another can hold it.
 //! let rows = guard.run(import(guard.token())).await?;
 //! assert_eq!(rows, 3);
 //! # Ok(())
@@ -86,7 +86,7 @@
 //! # }
 //! ```
 //!
-//! ## Who leads?
+//! ## Observing the leader
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -96,8 +96,8 @@
 //! let mut observer = simba.observe("cleaner")?;
 //! match observer.changed().await? {
 //!     View::Owned(owner) => println!("{:?} leads", owner.id),
-//!     View::Vacant => println!("nobody leads"),
-//!     _ => println!("nobody knows"),
+//!     View::Vacant => println!("no leader"),
+//!     _ => println!("unknown"),
 //! }
 //! # Ok(())
 //! # }
@@ -116,8 +116,7 @@
 //! # }
 //! ```
 //!
-//! Whole programs are in the crate's `examples/`: `axum_leader`, `scheduler`, `fenced_table`, `without_async`,
-//! `custom_backend`.
+//! Complete programs are in the crate's `examples/`: `axum_leader`, `scheduler`, `fenced_table`, `without_async`.
 //!
 //! # Stores and features
 //!
@@ -126,7 +125,7 @@
 //! | `memory:` | | always | in the core: one process |
 //! | `sqlite:PATH` | `sqlite` | yes | `simba-sqlite`: the processes of one host, no server |
 //! | `mysql://`, `mariadb://` | `mysql` | no | `simba-mysql`: the table of JVM Simba |
-//! | `postgres://` | `postgres` | no | `simba-postgres`: with wake-ups by NOTIFY |
+//! | `postgres://` | `postgres` | no | `simba-postgres`: with wakeups by NOTIFY |
 //! | `redis://`, `rediss://`, `redis+sentinel://`, `redis+cluster://` | `redis` | no | `simba-redis`: the keys of JVM Simba |
 //! | `zookeeper://` | `zookeeper` | no | `simba-zookeeper`: the nodes of Curator's `LeaderLatch` |
 //! | `etcd://`, `etcds://` | `etcd` | no | `simba-etcd`: the keys of `etcdctl lock` |

@@ -1,4 +1,4 @@
-//! Every metric that the documents name is emitted, with its labels, and no other.
+//! The documented metrics are emitted with their labels, and no others.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,16 +11,16 @@ use simba_mutex::operate::EvictIf;
 use simba_mutex::{Lease, MutexName, Simba, SystemClock};
 use simba_tck::{FaultyBackend, Network as _, Switch};
 
-/// The page that names them all.
+/// The page that lists all metrics.
 const PAGE: &str = include_str!("../../../docs/operations.md");
 
-/// A metric and its labels, as `simba_losses_total{backend, reason}`.
+/// Returns the documented metrics with their labels, as `simba_losses_total{backend, reason}`.
 fn documented() -> BTreeSet<String> {
     let names = PAGE.lines().filter_map(|line| line.strip_prefix("| `simba_")?.split_once('`'));
     names.map(|(name, _)| format!("simba_{name}")).collect()
 }
 
-/// The same of a scrape; the parts of a histogram are one metric.
+/// Returns the metrics of a scrape in the same form. The parts of a histogram are one metric.
 fn emitted(scrape: &str) -> BTreeSet<String> {
     let series = scrape.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     series.map(metric_of).collect()
@@ -37,21 +37,28 @@ fn metric_of(line: &str) -> String {
 }
 
 #[tokio::test]
-async fn every_documented_metric_is_emitted_with_its_labels_and_no_other() {
+async fn emitted_metrics_and_labels_are_the_documented_ones() {
+    simba_tck::explain_failures();
     let recorder = PrometheusBuilder::new().install_recorder().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("simba.db").display());
     let network = Switch::new();
     let backend = simba_mutex::backend(&url.parse().unwrap()).await.unwrap();
     let faulty = FaultyBackend::over(backend, SystemClock, Arc::<Switch>::clone(&network));
-    let lease = Lease::new(Duration::from_millis(600), Duration::from_millis(400)).unwrap();
-    let simba = Simba::builder(Arc::new(faulty)).lease(lease).build();
-    // A renewal, then an end out of band.
+    // The lease survives a pause of the machine of two seconds.
+    let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(3)).unwrap();
+    let simba = Simba::builder(Arc::new(faulty)).with_lease(lease).build();
+    // A renewal, then an eviction by an operator.
     let guard = simba.locker("m").lock().await.unwrap();
-    tokio::time::sleep(lease.ttl()).await;
+    let renewed = async {
+        while !recorder.render().contains("simba_renewal_seconds_count{") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), renewed).await.unwrap();
     simba.operate().unwrap().evict(&MutexName::new("m").unwrap(), EvictIf::Any).await.unwrap();
     guard.lost().await;
-    // A store out of reach, until the deadline.
+    // The store is unreachable until the deadline.
     let guard = simba.locker("m").lock().await.unwrap();
     network.refuse();
     guard.lost().await;

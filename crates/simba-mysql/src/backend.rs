@@ -1,22 +1,26 @@
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
-use simba_core::{Backend, Claim, Clock, Operate, Result, Session, SystemClock};
+use simba_core::spi::{Backend, Claim, Operate, Session};
+use simba_core::{Clock, Result, SystemClock};
+use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
+use crate::calls::Calls;
 use crate::config::MySqlConfig;
-use crate::control::Control;
+use crate::connection::{Connection, Purpose};
 use crate::error::{NAME, closed};
-use crate::poller::Poller;
+use crate::poll::Poller;
+use crate::schema::Shape;
 use crate::session::MySqlSession;
-use crate::site::Site;
-use crate::worker::{Way, Worker};
+use crate::shared::Shared;
+use crate::supervisor::Pool;
 
-/// Mutexes in a table of MySQL or MariaDB: see the [crate's documentation](crate).
+/// A [`Backend`] that keeps mutexes in a table of MySQL or MariaDB: see the [crate's documentation](crate).
 ///
 /// One value serves any number of mutexes over a constant number of connections. Its tasks run on the runtime
-/// that it was connected on, and end with it.
+/// that it was connected on, and end when it is closed or dropped.
 ///
 /// # Examples
 ///
@@ -32,60 +36,83 @@ use crate::worker::{Way, Worker};
 /// # }
 /// ```
 pub struct MySqlBackend {
-    pub(crate) site: Arc<Site>,
-    pub(crate) control: Arc<Control>,
-    /// The ways to the workers; none once it is closed.
-    workers: Mutex<Vec<Way>>,
-    tasks: Vec<JoinHandle<()>>,
+    pub(crate) shared: Arc<Shared>,
+    calls: Arc<Calls>,
+    /// The connection of the poller, which also reads the shape of the table.
+    poller: Arc<Mutex<Connection>>,
+    shape: Arc<OnceLock<Shape>>,
+    tasks: [JoinHandle<()>; 2],
 }
 
 impl MySqlBackend {
-    /// Connects, with all connections at once, so that what is wrong shows here.
+    /// Opens all connections, so that wrong settings fail here.
     ///
-    /// Whether the table is there shows when a session is opened, since [`Operate::apply_schema`] may be what
-    /// this is for.
+    /// A missing table is reported later, when a session is opened, since the caller may be about to run
+    /// [`Operate::apply_schema`].
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Unavailable`](simba_core::ErrorKind::Unavailable) if the server does not answer, `Denied`
-    /// for a wrong user or password, `Config` for a missing database or for TLS that cannot be had.
+    /// for a wrong user or password, `Config` for a missing database or for TLS that cannot be established.
     pub async fn connect(config: MySqlConfig) -> Result<Self> {
         Self::connect_with_clock(config, Arc::new(SystemClock)).await
     }
 
-    /// As [`connect`](Self::connect), on another clock.
+    /// Connects as [`connect`](Self::connect) does, on the given clock.
     ///
     /// # Errors
     ///
     /// As for [`connect`](Self::connect).
     pub async fn connect_with_clock(config: MySqlConfig, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check_files()?;
-        let connections = config.connections;
-        let site = Arc::new(Site::new(config, clock));
-        let control = Arc::new(Control::new(Arc::clone(&site)));
-        control.link.lock().await.ready().await?;
-        // Known ahead if all is well; if not, whoever opens a session is told.
-        drop(control.shape().await);
-        let (mut starts, mut workers) = (Vec::new(), Vec::new());
-        for _ in 0..connections {
-            let (mut worker, way) = Worker::new(Arc::clone(&site));
-            workers.push(way);
-            starts.push(tokio::spawn(async move { worker.connect().await.map(|()| worker) }));
-        }
-        let mut tasks = Vec::new();
-        for start in starts {
-            let worker = start.await.unwrap_or_else(|_| Err(closed()))?;
-            tasks.push(tokio::spawn(worker.run()));
-        }
-        tasks.push(tokio::spawn(Poller::new(Arc::clone(&site), Arc::clone(&control.link)).run()));
-        Ok(Self { site, control, workers: Mutex::new(workers), tasks })
+        let shared = Arc::new(Shared::new(config, clock));
+        let mut poller = Connection::new(Arc::clone(&shared), Purpose::Reads);
+        poller.ready().await?;
+        // Read ahead of the first session. If this fails, `open` reads it again and returns the error.
+        let shape = Arc::new(Shape::read(&mut poller, &shared).await.map(OnceLock::from).unwrap_or_default());
+        let poller = Arc::new(Mutex::new(poller));
+        let calls = Arc::new(Calls::new(Arc::clone(&shared), Pool::connect(&shared).await?));
+        let tasks = [
+            tokio::spawn(Arc::clone(&calls).run()),
+            tokio::spawn(Poller::new(Arc::clone(&shared), Arc::clone(&poller)).run()),
+        ];
+        Ok(Self { shared, calls, poller, shape, tasks })
     }
 
-    /// The way to the worker with the least to do, and then with the fewest sessions. A session stays with it, so
-    /// that its calls keep their order; and who locks again and again stays where the server is still warm.
-    fn worker(&self) -> Result<Way> {
-        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        workers.iter().min_by_key(|way| (way.load(), way.sessions())).cloned().ok_or_else(closed)
+    /// Opens a connection for one operator's call. Such a call can take seconds; on the poller's connection
+    /// it would delay all wake-ups.
+    ///
+    /// # Errors
+    ///
+    /// Why the connection could not be made.
+    pub(crate) async fn operator(&self) -> Result<Connection> {
+        let mut connection = Connection::new(Arc::clone(&self.shared), Purpose::Reads);
+        connection.ready().await.map(|()| connection)
+    }
+
+    /// Returns the shape of the table, and reads it until that succeeds once.
+    ///
+    /// # Errors
+    ///
+    /// `Config` if the table is missing or is not Simba's.
+    pub(crate) async fn shape(&self) -> Result<Shape> {
+        if let Some(shape) = self.shape.get() {
+            return Ok(*shape);
+        }
+        let (shared, poller, shape) =
+            (Arc::clone(&self.shared), Arc::clone(&self.poller), Arc::clone(&self.shape));
+        // The read continues if the caller is dropped, so a caller with a short timeout gets the shape at its
+        // next try.
+        let read = tokio::spawn(async move {
+            let read = Shape::read(&mut *poller.lock().await, &shared).await?;
+            Ok(*shape.get_or_init(|| read))
+        });
+        read.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    fn end(&self) {
+        self.calls.close();
+        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -96,11 +123,10 @@ impl Backend for MySqlBackend {
     }
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        self.control.shape().await?.fits(&claim, &self.site)?;
-        let worker = self.worker()?;
-        self.site.note_name(&claim.mutex);
-        self.site.serve(&claim.lease);
-        Ok(Box::new(MySqlSession::new(Arc::clone(&self.site), worker, claim)))
+        self.shape().await?.fits(&claim, &self.shared)?;
+        self.shared.note_name(&claim.mutex);
+        self.shared.note_lease(&claim.lease);
+        Ok(Box::new(MySqlSession::new(Arc::clone(&self.shared), Arc::clone(&self.calls), claim)))
     }
 
     fn operate(&self) -> Option<&dyn Operate> {
@@ -108,19 +134,18 @@ impl Backend for MySqlBackend {
     }
 
     async fn close(&self) {
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.end();
     }
 }
 
 impl Drop for MySqlBackend {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.end();
     }
 }
 
 impl fmt::Debug for MySqlBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MySqlBackend").field("config", &self.site.config).finish_non_exhaustive()
+        f.debug_struct("MySqlBackend").field("config", &self.shared.config).finish_non_exhaustive()
     }
 }

@@ -1,14 +1,15 @@
-//! Where the server is, how to log in, and how to use it.
+//! The settings of a backend: server, login, TLS, table and connections.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mysql_async::{ClientIdentity, Opts, OptsBuilder, SslOpts};
-use simba_core::{ConnectUrl, Error, ErrorKind, Result};
+use simba_core::spi::ConnectUrl;
+use simba_core::{Error, ErrorKind, Result};
 
 use crate::error::NAME;
-use crate::table::TableName;
+use crate::schema::TableName;
 
 const KEYS: &[&str] = &[
     "table",
@@ -23,17 +24,15 @@ const KEYS: &[&str] = &[
 ];
 const PORT: u16 = 3306;
 const MAX_CONNECTIONS: usize = 64;
-/// A connection without a sign of life is asked for one after this long.
+/// The idle time after which TCP keepalive probes start.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-/// Statements that a connection keeps prepared: all of ours fit, in every size.
-const STATEMENTS: usize = 64;
 
-/// How a [`MySqlBackend`](crate::MySqlBackend) connects and works.
+/// The settings of a [`MySqlBackend`](crate::MySqlBackend).
 ///
 /// # Examples
 ///
 /// ```
-/// use simba_core::ConnectUrl;
+/// use simba_core::spi::ConnectUrl;
 /// use simba_mysql::MySqlConfig;
 ///
 /// let url: ConnectUrl = "mysql://app:hunter2@db.example/app?ssl-mode=VERIFY_IDENTITY&poll=100ms".parse()?;
@@ -41,12 +40,12 @@ const STATEMENTS: usize = 64;
 /// assert!(!format!("{config:?}").contains("hunter2"));
 /// # Ok::<(), simba_core::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MySqlConfig {
     host: String,
     port: u16,
     user: Option<String>,
-    password: Option<String>,
+    password: Option<Password>,
     database: String,
     socket: Option<String>,
     pub(crate) table: TableName,
@@ -56,17 +55,21 @@ pub struct MySqlConfig {
     tls: Tls,
 }
 
-/// Whether to encrypt, and how much of the server's certificate to check.
+/// A password, which is never shown.
+#[derive(Clone)]
+struct Password(String);
+
+/// Whether the connection is encrypted, and which checks the server's certificate must pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SslMode {
     /// Plain text.
     Disabled,
-    /// Encrypted, to whomever answers.
+    /// Encrypted, without a check of the certificate.
     Required,
-    /// Encrypted, and the certificate is signed by a known authority.
+    /// Encrypted; the certificate must be signed by a known authority.
     VerifyCa,
-    /// Encrypted, and the certificate is the one of the host.
+    /// Encrypted; the certificate must also match the host name.
     VerifyIdentity,
 }
 
@@ -78,7 +81,7 @@ struct Tls {
 }
 
 impl MySqlConfig {
-    /// A server with a database, on the default port, without TLS.
+    /// Creates settings for a database on this host, on the default port, without TLS.
     #[must_use]
     pub fn new(host: impl Into<String>, database: impl Into<String>) -> Self {
         Self {
@@ -120,7 +123,7 @@ impl MySqlConfig {
         let mut config = Self::new(host.map_or("localhost", |host| &host.name), database);
         config.port = host.and_then(|host| host.port).unwrap_or(PORT);
         config.user = url.user().map(str::to_owned);
-        config.password = url.password().map(str::to_owned);
+        config.password = url.password().map(|password| Password(password.to_owned()));
         config.socket = url.query("socket").map(str::to_owned);
         config.with_keys(url)?.checked()
     }
@@ -146,41 +149,41 @@ impl MySqlConfig {
         Ok(self)
     }
 
-    /// What the values mean together.
+    /// Checks ranges and combinations of values.
     fn checked(self) -> Result<Self> {
         if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
-            return Err(invalid(format!("`connections` is a number from 1 to {MAX_CONNECTIONS}")));
+            return Err(invalid(format!("`connections` must be a number from 1 to {MAX_CONNECTIONS}")));
         }
         if self.poll < Duration::from_millis(10) || self.poll > Duration::from_secs(60) {
-            return Err(invalid("`poll` is a length of time from 10ms to 60s"));
+            return Err(invalid("`poll` must be from 10ms to 60s"));
         }
         if self.connect_timeout < Duration::from_millis(100) || self.connect_timeout > Duration::from_secs(60)
         {
-            return Err(invalid("`connect-timeout` is a length of time from 100ms to 60s"));
+            return Err(invalid("`connect-timeout` must be from 100ms to 60s"));
         }
         self.tls.checked(self.socket.is_some())?;
         Ok(self)
     }
 
-    /// Another port than 3306.
+    /// Sets the port; default 3306.
     #[must_use]
     pub fn with_port(self, port: u16) -> Self {
         Self { port, ..self }
     }
 
-    /// Who logs in.
+    /// Sets the user.
     #[must_use]
     pub fn with_user(self, user: impl Into<String>) -> Self {
         Self { user: Some(user.into()), ..self }
     }
 
-    /// The password, as it is.
+    /// Sets the password, as plain text without percent-encoding.
     #[must_use]
     pub fn with_password(self, password: impl Into<String>) -> Self {
-        Self { password: Some(password.into()), ..self }
+        Self { password: Some(Password(password.into())), ..self }
     }
 
-    /// Another table than `simba_mutex`.
+    /// Sets the table; default `simba_mutex`.
     ///
     /// # Errors
     ///
@@ -189,7 +192,8 @@ impl MySqlConfig {
         Ok(Self { table: table.parse()?, ..self })
     }
 
-    /// How many connections carry the calls, 1 to 64; default 4. One more looks on behalf of who waits.
+    /// Sets the number of connections for calls, 1 to 64; default 4. One more connection polls for the
+    /// waiters.
     ///
     /// # Errors
     ///
@@ -198,7 +202,7 @@ impl MySqlConfig {
         Self { connections, ..self }.checked()
     }
 
-    /// How often to look for a release while someone waits, 10 ms to 60 s; default 250 ms.
+    /// Sets the interval of polls for a release while there are waiters, 10 ms to 60 s; default 250 ms.
     ///
     /// # Errors
     ///
@@ -207,7 +211,7 @@ impl MySqlConfig {
         Self { poll, ..self }.checked()
     }
 
-    /// How long one try to connect may take, 100 ms to 60 s; default 2 s.
+    /// Sets the timeout of one try to connect, 100 ms to 60 s; default 2 s.
     ///
     /// # Errors
     ///
@@ -216,17 +220,17 @@ impl MySqlConfig {
         Self { connect_timeout, ..self }.checked()
     }
 
-    /// Encrypts, and checks as much as `mode` says; with `ca` in place of the public authorities.
+    /// Sets the TLS mode. The certificates in `ca` replace the public authorities.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] if the parts contradict each other.
+    /// [`ErrorKind::Invalid`] if the settings contradict each other.
     pub fn with_tls(mut self, mode: SslMode, ca: Option<&Path>) -> Result<Self> {
         (self.tls.mode, self.tls.ca) = (mode, ca.map(Path::to_owned));
         self.checked()
     }
 
-    /// Shows the server this certificate, with its private key.
+    /// Sets the client certificate and its private key.
     ///
     /// # Errors
     ///
@@ -236,8 +240,8 @@ impl MySqlConfig {
         self.checked()
     }
 
-    /// Whether the certificates can be read: the driver would find out in the middle of a connect, and say no
-    /// more than that a file is missing.
+    /// Checks that the certificate files can be read. The driver would notice during a connect, and its error
+    /// names no file.
     pub(crate) fn check_files(&self) -> Result<()> {
         let (cert, key) =
             self.tls.identity.as_ref().map_or((None, None), |(cert, key)| (Some(cert), Some(key)));
@@ -245,14 +249,14 @@ impl MySqlConfig {
             let Some(path) = path else { continue };
             std::fs::File::open(path).map_err(|error| {
                 let message =
-                    format!("cannot read `{name}`, {}: mend the path or its rights", path.display());
+                    format!("cannot read `{name}`, {}: check the path and its permissions", path.display());
                 Error::new(ErrorKind::Config, message).with_backend(NAME).with_source(error)
             })?;
         }
         Ok(())
     }
 
-    /// Whether a stranger on the network could read along.
+    /// Returns whether traffic leaves this machine unencrypted.
     pub(crate) fn is_exposed(&self) -> bool {
         let local = self.socket.is_some()
             || self.host == "localhost"
@@ -260,21 +264,21 @@ impl MySqlConfig {
         self.tls.mode == SslMode::Disabled && !local
     }
 
-    /// What the driver needs. Its reconnect through a Unix socket would go around whatever the host names.
+    /// Returns the settings of the driver. `prefer_socket` is off: the driver would reconnect through a Unix
+    /// socket and bypass the configured host.
     pub(crate) fn opts(&self) -> Opts {
         let builder = OptsBuilder::default()
             .ip_or_hostname(&*self.host)
             .tcp_port(self.port)
             .user(self.user.as_deref())
-            .pass(self.password.as_deref())
+            .pass(self.password.as_ref().map(|password| password.0.as_str()))
             .db_name(Some(&*self.database))
             .socket(self.socket.as_deref())
             .prefer_socket(false)
             .tcp_keepalive(Some(KEEPALIVE))
             .tcp_nodelay(true)
-            .stmt_cache_size(STATEMENTS)
             .secure_auth(true)
-            // Both would cost a round trip to ask for.
+            // The driver would spend a round trip on each of these.
             .max_allowed_packet(Some(16 << 20))
             .wait_timeout(Some(28_800))
             .ssl_opts(self.tls.opts());
@@ -290,7 +294,7 @@ impl Tls {
         }
         if self.mode == SslMode::Required && self.ca.is_some() {
             return Err(invalid(
-                "`ssl-mode=REQUIRED` checks no certificate, so `ssl-ca` has no effect: take VERIFY_CA or VERIFY_IDENTITY",
+                "`ssl-mode=REQUIRED` checks no certificate, so `ssl-ca` has no effect: use VERIFY_CA or VERIFY_IDENTITY",
             ));
         }
         if !plain && socket {
@@ -311,8 +315,8 @@ impl Tls {
         match self.mode {
             SslMode::Disabled => None,
             SslMode::Required => Some(opts.with_danger_accept_invalid_certs(true)),
-            // The driver forgives a wrong name only if the words of the error contain `NotValidForName`. They
-            // quote the name that was expected, so that is the name that we expect. If the words change, the
+            // The driver ignores a wrong name only if the text of the error contains `NotValidForName`. The
+            // text quotes the expected name, so that is the name that we set. If the text changes, the
             // connection is refused, not accepted.
             SslMode::VerifyCa => Some(
                 opts.with_danger_skip_domain_validation(true)
@@ -333,29 +337,17 @@ impl std::str::FromStr for SslMode {
             "VERIFY_CA" => Ok(Self::VerifyCa),
             "VERIFY_IDENTITY" => Ok(Self::VerifyIdentity),
             "PREFERRED" => Err(invalid(
-                "`ssl-mode=PREFERRED` falls back to plain text whenever somebody in between wants it to: \
-                 take REQUIRED, VERIFY_CA or VERIFY_IDENTITY, or DISABLED on purpose",
+                "`ssl-mode=PREFERRED` falls back to plain text if an attacker on the network forces it to: \
+                 use REQUIRED, VERIFY_CA or VERIFY_IDENTITY, or DISABLED explicitly",
             )),
             _ => Err(invalid("`ssl-mode` is DISABLED, REQUIRED, VERIFY_CA or VERIFY_IDENTITY")),
         }
     }
 }
 
-impl fmt::Debug for MySqlConfig {
+impl fmt::Debug for Password {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MySqlConfig")
-            .field("host", &self.host)
-            .field("port", &self.port)
-            .field("user", &self.user)
-            .field("password", &self.password.as_ref().map(|_| "***"))
-            .field("database", &self.database)
-            .field("socket", &self.socket)
-            .field("table", &self.table.as_str())
-            .field("connections", &self.connections)
-            .field("poll", &self.poll)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("tls", &self.tls)
-            .finish()
+        f.write_str("***")
     }
 }
 
@@ -387,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused_with_the_reason() {
+    fn an_invalid_url_is_refused_with_the_reason() {
         assert!(refusal("tabel=x").contains("takes table, connections"));
         assert!(refusal("ssl-mode=PREFERRED").contains("falls back to plain text"));
         assert!(refusal("ssl-mode=on").contains("VERIFY_IDENTITY"));

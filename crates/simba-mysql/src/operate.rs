@@ -2,35 +2,35 @@ use std::cmp::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use mysql_async::Value;
 use simba_core::operate::{EvictIf, Eviction, MutexRecord, Operate, Probe};
 use simba_core::{ContenderId, Error, ErrorKind, FencingToken, MutexName, Result};
 
 use crate::backend::MySqlBackend;
+use crate::connection::Connection;
 use crate::error::{Fault, NAME};
-use crate::link::Link;
 use crate::probe::probe;
 use crate::row::Row;
+use crate::statements::{Kind, Target, Terms};
 
 const LIMIT: Duration = Duration::from_secs(5);
-/// How often an eviction looks again after the row changed under it.
-const ROUNDS: usize = 4;
+/// How often an eviction is tried again after a concurrent change of the row.
+const MAX_ATTEMPTS: usize = 4;
 
 impl MySqlBackend {
-    async fn row(&self, link: &mut Link, mutex: &MutexName) -> Result<Option<Row>> {
-        let values = vec![Value::from(mutex.as_str())];
-        let rows = link.rows(LIMIT, &self.site.statements.read, values).await.map_err(Fault::into_error)?;
+    async fn row(&self, connection: &mut Connection, mutex: &MutexName) -> Result<Option<Row>> {
+        let text = self.shared.statements.read([mutex.as_str()]);
+        let rows = connection.rows(LIMIT, &text).await.map_err(Fault::into_error)?;
         Ok(rows.into_iter().next())
     }
 
     /// Tries once; `None` if the row changed meanwhile.
     async fn try_evict(
         &self,
-        link: &mut Link,
+        connection: &mut Connection,
         mutex: &MutexName,
         condition: &EvictIf,
     ) -> Result<Option<Eviction>> {
-        let Some(row) = self.row(link, mutex).await?.filter(Row::is_held) else {
+        let Some(row) = self.row(connection, mutex).await?.filter(Row::is_held) else {
             return Ok(Some(Eviction::Vacant));
         };
         let owner = ContenderId::foreign(&row.owner)?;
@@ -41,13 +41,14 @@ impl MySqlBackend {
         if !met {
             return Ok(Some(Eviction::Other(owner)));
         }
-        let values = vec![mutex.as_str().into(), row.owner.as_str().into(), row.version.into()];
-        let written =
-            link.write(LIMIT, &self.site.statements.evict, values).await.map_err(Fault::into_error)?;
-        if written.rows == 0 {
+        let versions = row.version..=row.version;
+        let target = Target { mutex: mutex.as_str(), owner: &row.owner, versions };
+        let text = self.shared.statements.write(Kind::Free, Terms { ttl: 0, total: 0 }, &[target], false);
+        let freed = connection.execute(LIMIT, &text).await.map_err(Fault::into_error)?;
+        if freed.changed == 0 {
             return Ok(None);
         }
-        self.site.freed(mutex, row.version + 1);
+        self.shared.note_released(mutex, Some(row.version + 1));
         Ok(Some(Eviction::Freed { owner, window: row.remaining() }))
     }
 }
@@ -55,11 +56,10 @@ impl MySqlBackend {
 #[async_trait]
 impl Operate for MySqlBackend {
     async fn list(&self) -> Result<Vec<MutexRecord>> {
-        self.control.shape().await?;
-        let mut link = self.control.operator().await?;
-        let rows =
-            link.rows(LIMIT, &self.site.statements.list, Vec::new()).await.map_err(Fault::into_error)?;
-        // What cannot be a name is not ours to list.
+        self.shape().await?;
+        let mut connection = self.operator().await?;
+        let rows = connection.rows(LIMIT, &self.shared.statements.list()).await.map_err(Fault::into_error)?;
+        // A row whose name is not valid is not a mutex.
         let named = rows.iter().filter_map(|row| Some(record(MutexName::legacy(&row.mutex).ok()?, row)));
         let mut records: Vec<_> = named.collect();
         records.sort_by(|one, other| one.mutex.cmp(&other.mutex));
@@ -67,17 +67,17 @@ impl Operate for MySqlBackend {
     }
 
     async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
-        self.control.shape().await?;
-        let mut link = self.control.operator().await?;
-        let row = self.row(&mut link, mutex).await?;
+        self.shape().await?;
+        let mut connection = self.operator().await?;
+        let row = self.row(&mut connection, mutex).await?;
         Ok(row.map_or_else(|| MutexRecord::free(mutex.clone()), |row| record(mutex.clone(), &row)))
     }
 
     async fn evict(&self, mutex: &MutexName, condition: EvictIf) -> Result<Eviction> {
-        self.control.shape().await?;
-        let mut link = self.control.operator().await?;
-        for _ in 0..ROUNDS {
-            if let Some(eviction) = self.try_evict(&mut link, mutex, &condition).await? {
+        self.shape().await?;
+        let mut connection = self.operator().await?;
+        for _ in 0..MAX_ATTEMPTS {
+            if let Some(eviction) = self.try_evict(&mut connection, mutex, &condition).await? {
                 return Ok(eviction);
             }
         }
@@ -86,39 +86,40 @@ impl Operate for MySqlBackend {
     }
 
     async fn probe(&self) -> Result<Probe> {
-        let mut link = self.control.operator().await?;
-        probe(&mut link, &self.site).await
+        let mut connection = self.operator().await?;
+        probe(&mut connection, &self.shared).await
     }
 
     fn schema(&self) -> Option<&str> {
-        Some(&self.site.schema)
+        Some(&self.shared.schema)
     }
 
-    /// Makes the table unless it is there; what is there already takes no right to create.
+    /// Creates the table unless it exists. If it does, the right to create is not needed.
     async fn apply_schema(&self) -> Result<()> {
-        match self.control.shape().await {
+        match self.shape().await {
             Err(error) if error.kind() == ErrorKind::Config => {}
             outcome => return outcome.map(drop),
         }
-        let mut link = self.control.operator().await?;
-        link.command(LIMIT, &self.site.schema).await.map_err(Fault::into_error)?;
-        // A table of another shape is still there.
-        self.control.shape().await.map(drop)
+        let mut connection = self.operator().await?;
+        connection.execute(LIMIT, &self.shared.schema).await.map_err(Fault::into_error)?;
+        // Fails if a table of another shape exists.
+        self.shape().await.map(drop)
     }
 }
 
-/// Returns whether the holder of the row has this token, which is the version of the first write of its tenure.
+/// Returns whether the holder of the row has this token, which is the version of the first write of its
+/// tenure.
 ///
 /// # Errors
 ///
-/// The row does not tell: it was written since, by renewals of that tenure or by a later one.
+/// `Invalid` if the row does not tell: it was written since, by renewals of that tenure or by a later tenure.
 fn is_token(token: FencingToken, row: &Row) -> Result<bool> {
     match token.get().cmp(&row.version) {
         Ordering::Equal => Ok(true),
         Ordering::Greater => Ok(false),
         Ordering::Less => {
             let message = format!(
-                "the row does not tell whether `{}` has token {token}: a renewal counts the version up as well; name \
+                "the row does not tell whether `{}` has token {token}: renewals increase the version too; name \
                  the holder by its id instead (`--if-owner {}`)",
                 row.owner, row.owner
             );
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_told_only_by_a_row_that_was_not_written_since() {
+    fn only_a_row_not_written_since_shows_its_token() {
         let row = Row::from(("m".into(), 0, 2_000, 3_000, "x".into(), 7, 1_000));
         assert!(is_token(FencingToken::new(7), &row).unwrap());
         assert!(!is_token(FencingToken::new(8), &row).unwrap());

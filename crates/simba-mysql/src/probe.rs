@@ -1,18 +1,18 @@
-//! What endangers mutexes on this server, and what to do about it.
+//! Finds settings of this server that endanger mutexes, and names the fixes.
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use mysql_async::Value;
 use simba_core::operate::{Finding, Probe};
 use simba_core::{ErrorKind, Result};
 
+use crate::connection::Connection;
 use crate::error::Fault;
-use crate::link::Link;
-use crate::shape::Shape;
-use crate::site::Site;
+use crate::schema::Shape;
+use crate::shared::Shared;
+use crate::statements::literal;
 
 const LIMIT: Duration = Duration::from_secs(5);
-/// The offset of two clocks that a person should know of.
+/// The offset of two clocks from which on it is reported.
 const OFFSET: Duration = Duration::from_secs(1);
 /// The greatest version that JVM peers can read.
 const JVM_MAX: u64 = (1 << 31) - 1;
@@ -23,46 +23,45 @@ const SERVER: &str = "SELECT CONCAT(@@version_comment, ' ', @@version), @@global
     CAST(UNIX_TIMESTAMP(CURRENT_TIMESTAMP(3)) * 1000 AS UNSIGNED)";
 type Server = (String, String, String, u64, u64, u64, String, u64);
 
-/// What a server says of others that take writes beside it; a server that knows no such setting says nothing.
+/// Reads whether other servers take writes too. A server without these settings returns no rows.
 const WRITERS: &str =
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode')";
 
 const ENGINE: &str = "SELECT COALESCE(engine, '') FROM information_schema.tables \
     WHERE table_schema = DATABASE() AND table_name = ?";
 
-/// Asks the server for a sign of life and for what endangers mutexes on it.
-pub(crate) async fn probe(link: &mut Link, site: &Site) -> Result<Probe> {
+/// Measures a round trip and collects the findings about server and table.
+pub(crate) async fn probe(connection: &mut Connection, shared: &Shared) -> Result<Probe> {
     let mut probe = Probe::default();
-    let before = site.clock.now();
-    link.command(LIMIT, "SELECT 1").await.map_err(Fault::into_error)?;
-    probe.round_trip = site.clock.now() - before;
-    let wall = site.clock.wall();
-    let servers: Vec<Server> = link.query(LIMIT, SERVER, Vec::new()).await.map_err(Fault::into_error)?;
+    let before = shared.clock.now();
+    connection.execute(LIMIT, "SELECT 1").await.map_err(Fault::into_error)?;
+    probe.round_trip = shared.clock.now() - before;
+    let wall = shared.clock.wall();
+    let servers: Vec<Server> = connection.query(LIMIT, SERVER).await?;
     if let Some(server) = servers.into_iter().next() {
         let ours = wall.duration_since(UNIX_EPOCH).unwrap_or_default();
-        probe.findings.extend(of_server(&server, ours));
+        probe.findings.extend(check_server(&server, ours));
         probe.server = server.0;
     }
-    let writers: Vec<(String, String)> =
-        link.query(LIMIT, WRITERS, Vec::new()).await.map_err(Fault::into_error)?;
-    probe.findings.extend(of_writers(&writers));
-    if site.config.is_exposed() {
+    let writers: Vec<(String, String)> = connection.query(LIMIT, WRITERS).await?;
+    probe.findings.extend(check_writers(&writers));
+    if shared.config.is_exposed() {
         let problem = "the connection is not encrypted and leaves this machine";
         probe.findings.push(Finding::new(problem, "add ssl-mode=VERIFY_IDENTITY to the URL"));
     }
-    probe.findings.extend(of_table(link, site).await?);
+    probe.findings.extend(check_table(connection, shared).await?);
     Ok(probe)
 }
 
-fn of_server(server: &Server, wall: Duration) -> Vec<Finding> {
+fn check_server(server: &Server, wall: Duration) -> Vec<Finding> {
     let (_, zone, system, read_only, flush, log_bin, binlog, now) = server;
     let mut findings = Vec::new();
-    let mut find = |problem: String, cure: &str| findings.push(Finding::new(problem, cure));
+    let mut find = |problem: String, fix: &str| findings.push(Finding::new(problem, fix));
     let zone = if zone == "SYSTEM" { system } else { zone };
     if !matches!(zone.as_str(), "+00:00" | "UTC" | "GMT" | "Etc/UTC") {
         find(
             format!(
-                "the server's time zone is {zone}: JVM peers count leases in it, an hour wrong when clocks are set back"
+                "the server's time zone is {zone}: JVM peers count leases in it, off by an hour when clocks go back"
             ),
             "give JVM peers sessionVariables=time_zone='+00:00' in their JDBC URL, or run the server in UTC",
         );
@@ -91,17 +90,17 @@ fn of_server(server: &Server, wall: Duration) -> Vec<Finding> {
     if offset > OFFSET {
         find(
             format!(
-                "the server's clock and ours differ by {offset:?}: leases do not mind, but steps of it do"
+                "the server's clock and ours differ by {offset:?}: this is harmless, but a step of a clock is not"
             ),
-            "keep both in step by NTP, slewing instead of stepping",
+            "synchronise both by NTP, slewing instead of stepping",
         );
     }
     findings
 }
 
-/// Finds servers that take writes beside others. A lease is counted by the clock of the server that a peer asks, so a
-/// clock that is ahead by more than the margin frees a mutex too early.
-fn of_writers(settings: &[(String, String)]) -> Option<Finding> {
+/// Finds servers that take writes beside others. Each server counts leases by its own clock, so a clock that
+/// is ahead by more than the margin frees a mutex too early.
+fn check_writers(settings: &[(String, String)]) -> Option<Finding> {
     let is = |name: &str, value: &str| {
         settings.iter().any(|(key, set)| key.eq_ignore_ascii_case(name) && set.eq_ignore_ascii_case(value))
     };
@@ -118,26 +117,26 @@ fn of_writers(settings: &[(String, String)]) -> Option<Finding> {
     ))
 }
 
-async fn of_table(link: &mut Link, site: &Site) -> Result<Vec<Finding>> {
-    let table = site.statements.table();
-    let shape = match Shape::read(link, site).await {
+async fn check_table(connection: &mut Connection, shared: &Shared) -> Result<Vec<Finding>> {
+    let table = shared.statements.table();
+    let shape = match Shape::read(connection, shared).await {
         Ok(shape) => shape,
         Err(error) if matches!(error.kind(), ErrorKind::Config | ErrorKind::Denied) => {
             return Ok(vec![Finding::new(
                 error.to_string(),
-                "run `simba schema --apply`, or mend the grants",
+                "run `simba schema --apply`, or fix the grants",
             )]);
         }
         Err(error) => return Err(error),
     };
     let mut findings = Vec::new();
     let engines: Vec<(String,)> =
-        link.query(LIMIT, ENGINE, vec![Value::from(table.as_str())]).await.map_err(Fault::into_error)?;
+        connection.query(LIMIT, &ENGINE.replace('?', &literal(table.as_str()))).await?;
     if let Some((engine,)) =
         engines.into_iter().next().filter(|(engine,)| !engine.eq_ignore_ascii_case("innodb"))
     {
         findings.push(Finding::new(
-            format!("{table} is kept by {engine}: its writes neither survive a crash nor lock rows"),
+            format!("{table} uses the engine {engine}: its writes neither survive a crash nor lock rows"),
             format!("ALTER TABLE {table} ENGINE = InnoDB"),
         ));
     }
@@ -145,8 +144,7 @@ async fn of_table(link: &mut Link, site: &Site) -> Result<Vec<Finding>> {
         ("UPDATE", format!("UPDATE {table} SET version = version + 1 WHERE mutex = '' AND 1 = 0")),
         ("INSERT", format!("INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0")),
     ] {
-        link.ready().await?;
-        match link.command(LIMIT, &text).await.map_err(Fault::into_error) {
+        match connection.execute(LIMIT, &text).await.map_err(Fault::into_error) {
             Err(error) if error.kind() == ErrorKind::Denied => findings.push(Finding::new(
                 format!("the user lacks {right} on {table}"),
                 format!("GRANT SELECT, INSERT, UPDATE ON {table} TO it"),
@@ -154,28 +152,31 @@ async fn of_table(link: &mut Link, site: &Site) -> Result<Vec<Finding>> {
             _ => {}
         }
     }
-    link.ready().await?;
-    findings.extend(of_versions(link, site, &shape).await?);
+    findings.extend(check_versions(connection, shared, &shape).await?);
     Ok(findings)
 }
 
-async fn of_versions(link: &mut Link, site: &Site, shape: &Shape) -> Result<Option<Finding>> {
-    let table = site.statements.table();
+async fn check_versions(
+    connection: &mut Connection,
+    shared: &Shared,
+    shape: &Shape,
+) -> Result<Option<Finding>> {
+    let table = shared.statements.table();
     let text = format!("SELECT CAST(COALESCE(MAX(version), 0) AS UNSIGNED) FROM {table}");
-    let greatest: Vec<(u64,)> = link.query(LIMIT, &text, Vec::new()).await.map_err(Fault::into_error)?;
+    let greatest: Vec<(u64,)> = connection.query(LIMIT, &text).await?;
     let greatest = greatest.first().map_or(0, |(greatest,)| *greatest);
-    Ok(near_the_end(greatest, shape.max_version).map(|(limit, whom)| {
+    Ok(near_limit(greatest, shape.max_version).map(|(limit, consequence)| {
         Finding::new(
-            format!("the greatest version is {greatest}, and {whom} at {limit}"),
-            format!("ALTER TABLE {table} MODIFY version BIGINT UNSIGNED NOT NULL, and leave JVM peers behind by then"),
+            format!("the greatest version is {greatest}, and {consequence} at {limit}"),
+            format!("ALTER TABLE {table} MODIFY version BIGINT UNSIGNED NOT NULL, and retire JVM peers before that"),
         )
     }))
 }
 
-/// Which end a version is near to, and whose.
-fn near_the_end(version: u64, max: u64) -> Option<(u64, &'static str)> {
+/// Returns the limit that a version is within 10 % of, and what happens there.
+fn near_limit(version: u64, max: u64) -> Option<(u64, &'static str)> {
     let near = |limit: u64| version > limit - limit / 10;
-    [(max, "its column ends"), (JVM_MAX, "JVM peers cannot read on")]
+    [(max, "its column ends"), (JVM_MAX, "JVM peers stop reading")]
         .into_iter()
         .find(|(limit, _)| near(*limit))
 }
@@ -191,16 +192,16 @@ mod tests {
     fn problems(change: impl FnOnce(&mut Server)) -> Vec<String> {
         let mut server = server();
         change(&mut server);
-        of_server(&server, Duration::from_secs(1_000)).into_iter().map(|finding| finding.problem).collect()
+        check_server(&server, Duration::from_secs(1_000)).into_iter().map(|finding| finding.problem).collect()
     }
 
     #[test]
-    fn a_server_in_order_gives_no_finding() {
+    fn a_well_configured_server_gives_no_finding() {
         assert_eq!(problems(|_| {}), Vec::<String>::new());
     }
 
     #[test]
-    fn each_danger_is_found() {
+    fn each_dangerous_setting_is_found() {
         let found = [
             (problems(|server| server.1 = "America/Los_Angeles".into()), "time zone"),
             (problems(|server| (server.1, server.2) = ("SYSTEM".into(), "PST".into())), "PST"),
@@ -217,19 +218,19 @@ mod tests {
     #[test]
     fn several_writers_are_found() {
         let set = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
-        assert_eq!(of_writers(&[]), None);
-        assert_eq!(of_writers(&set("wsrep_on", "OFF")), None);
-        assert_eq!(of_writers(&set("group_replication_single_primary_mode", "ON")), None);
-        assert!(of_writers(&set("wsrep_on", "ON")).unwrap().problem.contains("Galera"));
-        let several = of_writers(&set("group_replication_single_primary_mode", "OFF")).unwrap();
+        assert_eq!(check_writers(&[]), None);
+        assert_eq!(check_writers(&set("wsrep_on", "OFF")), None);
+        assert_eq!(check_writers(&set("group_replication_single_primary_mode", "ON")), None);
+        assert!(check_writers(&set("wsrep_on", "ON")).unwrap().problem.contains("Galera"));
+        let several = check_writers(&set("group_replication_single_primary_mode", "OFF")).unwrap();
         assert!(several.problem.contains("several writers"), "{several:?}");
     }
 
     #[test]
-    fn a_version_near_an_end_is_told() {
+    fn a_version_near_a_limit_is_reported() {
         let int = u64::from(u32::MAX);
-        assert_eq!(near_the_end(1_000, int), None);
-        assert_eq!(near_the_end(JVM_MAX - 5, int).unwrap().0, JVM_MAX);
-        assert_eq!(near_the_end(int - 5, int).unwrap().0, int);
+        assert_eq!(near_limit(1_000, int), None);
+        assert_eq!(near_limit(JVM_MAX - 5, int).unwrap().0, JVM_MAX);
+        assert_eq!(near_limit(int - 5, int).unwrap().0, int);
     }
 }

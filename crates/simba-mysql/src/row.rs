@@ -1,13 +1,15 @@
-//! A row of the table, as one statement saw it.
+//! A row of the table, as one statement read it.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use simba_core::{ContenderId, Ownership, Result};
+use simba_core::spi::Ownership;
+use simba_core::{ContenderId, MutexName, Result};
 
-/// What the columns hold, in their order, and the server's time of the look.
+/// The values of the columns, in order, and the server's time of the read.
 pub(crate) type Columns = (String, u64, u64, u64, String, u64, u64);
 
-/// One mutex, with the server's time at which it looked so. Times are milliseconds since 1970.
+/// One mutex, with the server's time of the read. Times are milliseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) mutex: String,
@@ -20,13 +22,13 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Whether anyone may take it. In the very millisecond in which a lease ends nobody may act: JVM peers
-    /// compare that way, so we do.
+    /// Returns whether any contender may take it. In the millisecond in which a lease ends neither a take nor
+    /// a renewal is allowed: JVM peers compare this way.
     pub(crate) fn is_free(&self) -> bool {
         self.transition_at < self.now
     }
 
-    /// Whether its owner may still renew it.
+    /// Returns whether its owner may still renew it.
     pub(crate) fn is_held(&self) -> bool {
         self.transition_at > self.now && !self.owner.is_empty()
     }
@@ -35,16 +37,16 @@ impl Row {
         self.is_held() && self.owner == id.as_str()
     }
 
-    /// How long it keeps others out: through the millisecond in which nobody may act.
+    /// Returns how long no other contender can take it: through the millisecond in which the lease ends.
     pub(crate) fn remaining(&self) -> Duration {
         Duration::from_millis(self.transition_at.saturating_add(1).saturating_sub(self.now))
     }
 
-    /// Who owns it, as others see it: whose version began the tenure, the table does not tell.
+    /// Returns the owner, without a token: the table does not record the version that began the tenure.
     ///
     /// # Errors
     ///
-    /// The owner is no contender's id.
+    /// The owner is not a valid contender id.
     pub(crate) fn ownership(&self) -> Result<Option<Ownership>> {
         if !self.is_held() {
             return Ok(None);
@@ -59,6 +61,29 @@ impl From<Columns> for Row {
     }
 }
 
+/// The rows of a read by name. The spelling in the table may differ from ours: most collations ignore case.
+pub(crate) struct RowsByName<'a> {
+    exact: HashMap<&'a str, &'a Row>,
+    folded: HashMap<String, &'a Row>,
+}
+
+impl<'a> RowsByName<'a> {
+    pub(crate) fn new(rows: &'a [Row]) -> Self {
+        let exact = rows.iter().map(|row| (row.mutex.as_str(), row)).collect();
+        let upper = |row: &&Row| row.mutex.chars().any(char::is_uppercase);
+        let folded = rows.iter().filter(upper).map(|row| (row.mutex.to_lowercase(), row)).collect();
+        Self { exact, folded }
+    }
+
+    pub(crate) fn row(&self, mutex: &MutexName) -> Option<&'a Row> {
+        let folded = || {
+            let name = mutex.as_str().to_lowercase();
+            self.exact.get(name.as_str()).or_else(|| self.folded.get(&name)).copied()
+        };
+        self.exact.get(mutex.as_str()).copied().or_else(folded)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn in_the_millisecond_of_its_end_a_lease_is_nobody_s() {
+    fn in_the_last_millisecond_a_lease_is_neither_held_nor_free() {
         let (before, at, after) = (row(1_001, "a"), row(1_000, "a"), row(999, "a"));
         assert!(before.is_held() && !before.is_free());
         assert!(!at.is_held() && !at.is_free());

@@ -1,40 +1,32 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use simba_core::{Answer, Claim, Holding, Intent, Ownership, Prior, Result, Session};
-use tokio::sync::oneshot;
+use simba_core::spi::{Answer, Claim, Holding, Intent, Ownership, Prior, Session};
+use simba_core::{Error, ErrorKind, Result};
 
-use crate::call::Party;
-use crate::error::closed;
-use crate::site::Site;
-use crate::waiters::{Ask, Ear};
-use crate::worker::{Request, Way};
+use crate::calls::{Calls, Reply, Request, SessionState};
+use crate::error::NAME;
+use crate::shared::Shared;
+use crate::wakeups::{Interest, Subscription};
 
-/// One contender or observer at the table.
+/// One contender or observer of a mutex.
 pub(crate) struct MySqlSession {
-    site: Arc<Site>,
-    worker: Way,
-    party: Arc<Party>,
+    shared: Arc<Shared>,
+    calls: Arc<Calls>,
+    state: Arc<SessionState>,
     holds: bool,
-    ear: Option<Ear>,
+    subscription: Option<Subscription>,
 }
 
 impl MySqlSession {
-    pub(crate) fn new(site: Arc<Site>, worker: Way, claim: Claim) -> Self {
-        Self { site, worker, party: Arc::new(Party::new(claim)), holds: false, ear: None }
+    pub(crate) fn new(shared: Arc<Shared>, calls: Arc<Calls>, claim: Claim) -> Self {
+        Self { shared, calls, state: Arc::new(SessionState::new(claim)), holds: false, subscription: None }
     }
 
-    /// Hands a request to the worker. It is carried out whether or not the reply is waited for.
-    async fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<Result<T>>) -> Request) -> Result<T> {
-        let (reply, answer) = oneshot::channel();
-        self.worker.send(Arc::clone(&self.party), request(reply))?;
-        answer.await.unwrap_or_else(|_| Err(closed()))
-    }
-
-    fn wants(&self) -> Ask {
-        match self.party.claim.intent {
-            Intent::Queue => Ask::Turn,
-            _ => Ask::Changes,
+    fn interest(&self) -> Interest {
+        match self.state.claim.intent {
+            Intent::Queue => Interest::Turn,
+            _ => Interest::Changes,
         }
     }
 }
@@ -42,43 +34,55 @@ impl MySqlSession {
 #[async_trait]
 impl Session for MySqlSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
-        let offer = self.ear.as_ref().and_then(Ear::answer);
-        let answer = self.ask(|reply| Request::Contend { prior, offer, reply }).await?;
+        let free_version = self.subscription.as_ref().and_then(Subscription::take_free_version);
+        let Reply::Answer(answer) =
+            self.calls.call(&self.state, Request::Contend { prior, free_version }).await?
+        else {
+            return Err(wrong_reply());
+        };
         self.holds = matches!(answer, Answer::Ours(_));
         if self.holds {
-            // The table tells a holder nothing that its next renewal does not.
-            self.ear = None;
+            // A holder needs no wake-ups: its next renewal reads the same row.
+            self.subscription = None;
         }
         Ok(answer)
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
-        if let Some(ear) = &self.ear {
-            ear.answer();
+        if let Some(subscription) = &self.subscription {
+            subscription.take_free_version();
         }
-        self.ask(|reply| Request::Inspect { reply }).await
+        match self.calls.call(&self.state, Request::Inspect).await? {
+            Reply::Owner(owner) => Ok(owner),
+            _ => Err(wrong_reply()),
+        }
     }
 
     async fn release(&mut self, holding: Holding) -> Result<()> {
         self.holds = false;
-        self.ear = None;
+        self.subscription = None;
         if holding == Holding::Nothing {
             return Ok(());
         }
-        self.ask(|reply| Request::Release { holding, reply }).await
+        self.calls.call(&self.state, Request::Release(holding)).await.map(drop)
     }
 
     async fn changed(&mut self) -> Result<()> {
         if self.holds {
             return std::future::pending().await;
         }
-        match &self.ear {
-            Some(ear) => ear.rung().await,
+        match &self.subscription {
+            Some(subscription) => subscription.notified().await,
             None => {
-                let now = self.site.clock.now();
-                self.ear = Some(self.site.waiters.listen(&self.party.claim.mutex, self.wants(), now));
+                let now = self.shared.clock.now();
+                self.subscription =
+                    Some(self.shared.wakeups.subscribe(&self.state.claim.mutex, self.interest(), now));
             }
         }
         Ok(())
     }
+}
+
+fn wrong_reply() -> Error {
+    Error::new(ErrorKind::Protocol, "the reply is to another request").with_backend(NAME)
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a server, a schema or a right is told with its cause and its cure.
+//! Errors about a server, a schema or a right name the cause and the fix.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,40 +9,41 @@ use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
 use simba_core::operate::Probe;
-use simba_core::{Backend, Error, ErrorKind, Lease, Simba};
-use simba_mysql::{MySqlBackend, MySqlConfig};
+use simba_core::spi::Backend;
+use simba_core::{Error, ErrorKind, Lease, Simba};
+use simba_mysql::MySqlBackend;
 use simba_servers::Setup;
 
 async fn connect(url: &str) -> Result<MySqlBackend, Error> {
-    MySqlBackend::connect(MySqlConfig::from_url(&url.parse().unwrap()).unwrap()).await
+    MySqlBackend::connect(common::config(url)).await
 }
 
-fn assert_told(error: &Error, kind: ErrorKind, cure: &str) {
+fn assert_error(error: &Error, kind: ErrorKind, fix: &str) {
     assert_eq!(error.kind(), kind, "{error}");
-    assert!(error.to_string().contains(cure), "{error}");
+    assert!(error.to_string().contains(fix), "{error}");
     assert_eq!(error.backend(), Some("mysql"), "{error}");
     assert!(!format!("{error} {error:?}").contains(common::PASSWORD), "a secret is shown: {error:?}");
 }
 
-/// The error of the first lock.
+/// Returns the error of the first lock.
 async fn first_lock(url: &str) -> Error {
     let simba = Simba::builder(Arc::new(connect(url).await.unwrap())).build();
     simba.locker(common::name("bad")).lock().await.err().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_not_there_is_unavailable() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = connect(&common::least_url(nobody)).await.err().unwrap();
-    assert_told(&error, ErrorKind::Unavailable, "check the host");
-    // Somebody who accepts and says nothing.
+async fn an_unreachable_server_is_unavailable() {
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = connect(&common::least_url(unused)).await.err().unwrap();
+    assert_error(&error, ErrorKind::Unavailable, "check the host");
+    // A server that accepts connections and sends nothing.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("{}?connect-timeout=200ms", common::least_url(silent.local_addr().unwrap()));
-    assert_told(&connect(&url).await.err().unwrap(), ErrorKind::Unavailable, "200ms");
+    assert_error(&connect(&url).await.err().unwrap(), ErrorKind::Unavailable, "200ms");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_of_another_kind_is_no_mysql() {
+async fn a_server_of_another_protocol_is_an_error() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -52,7 +53,9 @@ async fn a_server_of_another_kind_is_no_mysql() {
             tokio::time::sleep(Duration::from_secs(5)).await;
         }
     });
-    let error = connect(&common::least_url(address)).await.err().unwrap();
+    // Its first bytes look like the header of a long packet.
+    let url = format!("{}?connect-timeout=1s", common::least_url(address));
+    let error = connect(&url).await.err().unwrap();
     assert!(
         matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Unavailable | ErrorKind::Config),
         "{error}"
@@ -63,22 +66,22 @@ async fn a_server_of_another_kind_is_no_mysql() {
 async fn a_wrong_password_is_denied() {
     let address = common::shared().await;
     let url = format!("mysql://{}:wrong@{address}/simba", common::USER);
-    assert_told(&connect(&url).await.err().unwrap(), ErrorKind::Denied, "password");
+    assert_error(&connect(&url).await.err().unwrap(), ErrorKind::Denied, "password");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_database_is_told() {
+async fn a_missing_database_is_reported() {
     let url = common::admin_url().replace("/simba", "/no_such_database");
-    assert_told(&connect(&url).await.err().unwrap(), ErrorKind::Config, "create it");
+    assert_error(&connect(&url).await.err().unwrap(), ErrorKind::Config, "create it");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_table_is_told_and_can_be_made() {
+async fn a_missing_table_is_reported_and_can_be_created() {
     let table = format!("made_{}", std::process::id());
     let url = format!("{}?table={table}", common::admin_url());
     let error = first_lock(&url).await;
-    assert_told(&error, ErrorKind::Config, "simba schema --apply");
-    // The same handle works on once the schema is there.
+    assert_error(&error, ErrorKind::Config, "simba schema --apply");
+    // The same handle works once the schema exists.
     let backend: Arc<dyn Backend> = Arc::new(connect(&url).await.unwrap());
     let simba = Simba::builder(Arc::clone(&backend)).build();
     assert!(simba.locker(common::name("bad")).lock().await.is_err());
@@ -91,7 +94,7 @@ async fn a_missing_table_is_told_and_can_be_made() {
     common::admin(&common::admin_url()).await.query_drop(format!("DROP TABLE {table}")).await.unwrap();
 }
 
-/// Makes a table by this statement and gives its URL for the user with the least rights.
+/// Creates a table by this statement and returns its URL for the least-privilege user.
 async fn with_table(table: &str, create: &str, rights: &str) -> String {
     let address = common::shared().await;
     let mut admin = common::admin(&common::admin_url()).await;
@@ -105,15 +108,15 @@ async fn with_table(table: &str, create: &str, rights: &str) -> String {
     format!("{}?table={table}", common::least_url(address))
 }
 
-const SEEDS: &str = "(mutex VARCHAR(66) NOT NULL PRIMARY KEY COMMENT 'mutex name', acquired_at BIGINT UNSIGNED NOT NULL, \
+const JVM_TABLE: &str = "(mutex VARCHAR(66) NOT NULL PRIMARY KEY COMMENT 'mutex name', acquired_at BIGINT UNSIGNED NOT NULL, \
     ttl_at BIGINT UNSIGNED NOT NULL, transition_at BIGINT UNSIGNED NOT NULL, owner_id CHAR(32) NOT NULL, \
     version INT UNSIGNED NOT NULL)";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_table_of_the_seeds_works_as_it_is() {
-    let url = with_table("of_the_seeds", SEEDS, "SELECT, INSERT, UPDATE").await;
+async fn the_table_of_jvm_simba_works_unchanged() {
+    let url = with_table("of_jvm_simba", JVM_TABLE, "SELECT, INSERT, UPDATE").await;
     let simba = Simba::builder(Arc::new(connect(&url).await.unwrap())).build();
-    let mutex = common::name("seeds");
+    let mutex = common::name("jvm");
     let first = simba.locker(mutex.clone()).lock().await.unwrap();
     assert!(simba.locker(mutex.clone()).try_lock().await.unwrap().is_none());
     let token = first.token();
@@ -129,7 +132,8 @@ async fn a_table_with_a_unique_key_of_an_expression_works() {
     let address = on.shared().await;
     let mut admin = common::admin(&on.admin_url()).await;
     let table = "unique_expression";
-    let create = SEEDS.replace("NOT NULL)", "NOT NULL, UNIQUE KEY both_names ((CONCAT(mutex, owner_id))))");
+    let create =
+        JVM_TABLE.replace("NOT NULL)", "NOT NULL, UNIQUE KEY both_names ((CONCAT(mutex, owner_id))))");
     for statement in [format!("DROP TABLE IF EXISTS {table}"), format!("CREATE TABLE {table} {create}")] {
         admin.query_drop(statement).await.unwrap();
     }
@@ -143,41 +147,44 @@ async fn a_table_with_a_unique_key_of_an_expression_works() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_column_is_told() {
-    let url = with_table("no_version", &SEEDS.replace("version", "versions"), "SELECT, INSERT, UPDATE").await;
-    assert_told(&first_lock(&url).await, ErrorKind::Config, "lacks a column");
+async fn a_missing_column_is_reported() {
+    let url =
+        with_table("no_version", &JVM_TABLE.replace("version", "versions"), "SELECT, INSERT, UPDATE").await;
+    assert_error(&first_lock(&url).await, ErrorKind::Config, "lacks a column");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_of_another_shape_is_told() {
+async fn a_table_of_another_shape_is_reported() {
     for (table, create) in [
-        ("other_shape_a", SEEDS.replace("CHAR(32)", "DATETIME")),
-        ("other_shape_b", SEEDS.replace("INT UNSIGNED NOT NULL)", "VARCHAR(9) NOT NULL)")),
-        ("other_shape_c", SEEDS.replace("PRIMARY KEY", "")),
+        ("other_shape_a", JVM_TABLE.replace("CHAR(32)", "DATETIME")),
+        ("other_shape_b", JVM_TABLE.replace("INT UNSIGNED NOT NULL)", "VARCHAR(9) NOT NULL)")),
+        ("other_shape_c", JVM_TABLE.replace("PRIMARY KEY", "")),
         // Two rows of one mutex would be two mutexes.
         (
             "other_shape_d",
-            SEEDS.replace("PRIMARY KEY", "").replace("NOT NULL)", "NOT NULL, PRIMARY KEY (mutex, owner_id))"),
+            JVM_TABLE
+                .replace("PRIMARY KEY", "")
+                .replace("NOT NULL)", "NOT NULL, PRIMARY KEY (mutex, owner_id))"),
         ),
         (
             "other_shape_e",
-            SEEDS.replace("PRIMARY KEY", "").replace("NOT NULL)", "NOT NULL, UNIQUE (mutex(8)))"),
+            JVM_TABLE.replace("PRIMARY KEY", "").replace("NOT NULL)", "NOT NULL, UNIQUE (mutex(8)))"),
         ),
     ] {
         let url = with_table(table, &create, "SELECT, INSERT, UPDATE").await;
-        assert_told(&first_lock(&url).await, ErrorKind::Config, "name another with `table`");
+        assert_error(&first_lock(&url).await, ErrorKind::Config, "name another with `table`");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_right_is_told() {
+async fn a_missing_right_is_reported() {
     let mut admin = common::admin(&common::admin_url()).await;
     for (table, rights) in
         [("no_insert", "SELECT, UPDATE"), ("no_update", "SELECT, INSERT"), ("no_select", "INSERT, UPDATE")]
     {
         let _ = admin.query_drop(format!("REVOKE ALL ON simba.{table} FROM '{}'@'%'", common::USER)).await;
-        let url = with_table(table, SEEDS, rights).await;
-        assert_told(&first_lock(&url).await, ErrorKind::Denied, "GRANT SELECT, INSERT, UPDATE");
+        let url = with_table(table, JVM_TABLE, rights).await;
+        assert_error(&first_lock(&url).await, ErrorKind::Denied, "GRANT SELECT, INSERT, UPDATE");
     }
     let error = {
         let url = format!("{}?table=nothing_at_all", common::least_url(common::shared().await));
@@ -188,54 +195,55 @@ async fn a_missing_right_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_read_only_server_is_told() {
+async fn a_read_only_server_is_reported() {
     let server = common::private(Setup::mariadb()).await;
     let mut admin = common::admin(&server.url()).await;
     admin.query_drop("SET GLOBAL read_only = 1").await.unwrap();
     let url = common::least_url(server.address());
     let simba = Simba::builder(Arc::new(connect(&url).await.unwrap())).build();
-    // A call that waits would wait for the end of a failover.
+    // `lock` would wait for the end of a failover.
     let error = simba.locker(common::name("bad")).try_lock().await.err().unwrap();
-    assert_told(&error, ErrorKind::Unavailable, "primary");
+    assert_error(&error, ErrorKind::Unavailable, "primary");
     let probe = connect(&url).await.unwrap().operate().unwrap().probe().await.unwrap();
     assert!(probe.findings.iter().any(|finding| finding.problem.contains("read-only")), "{probe:?}");
-    // It works on once the server does.
+    // The handle works again once the server accepts writes.
     let simba = Simba::builder(Arc::new(connect(&url).await.unwrap())).build();
     admin.query_drop("SET GLOBAL read_only = 0").await.unwrap();
     simba.locker(common::name("bad")).lock().await.unwrap().release().await.unwrap();
 }
 
-/// A full disk takes no new mutex, and says so. What is held stays held and is renewed in its place; once there is
-/// room, everything goes on by itself.
+/// On a full disk no new mutex can be taken, and the error says so. Held mutexes are renewed in place; once
+/// there is space, everything recovers without a restart.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_is_told_and_costs_nothing_that_was_there() {
+async fn a_full_disk_is_reported_and_held_mutexes_stay_held() {
     let server = common::private(Setup::mariadb().with_disk_of(192)).await;
     let url = common::least_url(server.address());
-    let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(2)).unwrap();
-    let simba = Simba::builder(Arc::new(connect(&url).await.unwrap())).lease(lease).build();
-    let other = Simba::builder(Arc::new(connect(&url).await.unwrap())).lease(lease).build();
+    // A call of the other handle has five seconds, so that its error is the full disk and not a timeout.
+    let long = Lease::new(Duration::from_secs(15), Duration::from_secs(15)).unwrap();
+    let simba = Simba::builder(Arc::new(connect(&url).await.unwrap())).with_lease(common::lease()).build();
+    let other = Simba::builder(Arc::new(connect(&url).await.unwrap())).with_lease(long).build();
     let name = common::name("held");
     let held = simba.locker(name.clone()).lock().await.unwrap();
     server.disk().fill().unwrap();
     let error = first_refusal(&other).await;
-    assert_told(&error, ErrorKind::Unavailable, "no room left to write: make room");
+    assert_error(&error, ErrorKind::Unavailable, "no room left to write: make room");
     let (token, deadline) = (held.token(), held.deadline());
-    common::until("what is held is renewed", || held.deadline() > deadline).await;
-    assert!(other.locker(name.clone()).try_lock().await.unwrap().is_none(), "for others, too");
+    common::until("the held mutex is renewed", || held.deadline() > deadline).await;
+    assert!(other.locker(name.clone()).try_lock().await.unwrap().is_none(), "it is held for others too");
 
     server.disk().make_room().unwrap();
-    let new = other.locker(common::name("new")).lock().await.expect("it goes on by itself");
+    let new = other.locker(common::name("new")).lock().await.expect("it recovers without a restart");
     new.release().await.unwrap();
-    assert!(held.is_held(), "nothing is lost");
+    assert!(held.is_held(), "the held mutex was not lost");
     held.release().await.unwrap();
     assert!(other.locker(name).lock().await.unwrap().token() > token);
 }
 
-/// Takes one new mutex after the other, for which the table's file has some room of its own, until that is refused.
+/// Takes new mutexes until one is refused: the table's file has some space of its own.
 async fn first_refusal(simba: &Simba) -> Error {
     for _ in 0..20_000 {
         match simba.locker(common::name("new")).try_lock().await {
-            Ok(guard) => guard.expect("nobody else wants it").release().await.unwrap(),
+            Ok(guard) => guard.expect("no other contender").release().await.unwrap(),
             Err(error) => return error,
         }
     }
@@ -243,8 +251,8 @@ async fn first_refusal(simba: &Simba) -> Error {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_probe_finds_what_endangers_locks() {
-    let myisam = format!("{SEEDS} ENGINE = MyISAM");
+async fn a_probe_finds_dangerous_settings() {
+    let myisam = format!("{JVM_TABLE} ENGINE = MyISAM");
     let url = with_table("not_innodb", &myisam, "SELECT, INSERT").await;
     let probe = connect(&url).await.unwrap().operate().unwrap().probe().await.unwrap();
     let problems: Vec<_> = probe.findings.iter().map(|finding| finding.problem.as_str()).collect();
@@ -252,7 +260,7 @@ async fn a_probe_finds_what_endangers_locks() {
         assert!(problems.iter().any(|problem| problem.contains(word)), "{word}: {problems:?}");
     }
     let zone = common::address_of(&simba_servers::shared("SIMBA_TCK_MARIADB_ZONE"));
-    common::furnish(&simba_servers::shared("SIMBA_TCK_MARIADB_ZONE")).await;
+    common::prepare(&simba_servers::shared("SIMBA_TCK_MARIADB_ZONE")).await;
     let probe = connect(&common::least_url(zone)).await.unwrap().operate().unwrap().probe().await.unwrap();
     assert!(
         probe.findings.iter().any(|finding| finding.problem.contains("America/Los_Angeles")),
@@ -312,5 +320,5 @@ async fn row_65_three_rights_on_one_table_are_enough() {
         simba_tck::cases().iter().find(|case| case.name == name).unwrap().run(&fixture).await;
     }
     let mut user = common::admin(&common::least_url(server.address())).await;
-    assert!(user.query_drop("DELETE FROM simba_mutex").await.is_err(), "nothing can be deleted");
+    assert!(user.query_drop("DELETE FROM simba_mutex").await.is_err(), "the user cannot delete");
 }

@@ -1,10 +1,12 @@
-//! The rows of the fault matrix about a server that speaks MySQL.
+//! The rows of the fault matrix that are specific to MySQL and MariaDB.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::task::Poll;
 use std::time::Duration;
 
 use common::Product;
@@ -12,12 +14,14 @@ use common::injector::Injector;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, Pool, PoolConstraints, PoolOpts};
 use simba_core::operate::{EvictIf, Eviction};
+use simba_core::spi::{Answer, Backend, Claim, Holding, Prior, Session};
 use simba_core::{
-    Answer, Backend, Claim, Contender, ContenderId, Contention, ErrorKind, FencingToken, Holding, Lease,
-    Loss, MutexName, MutexState, Prior, Session, Simba, Tenure,
+    Contender, ContenderId, Contention, ErrorKind, FencingToken, Lease, Loss, MutexName, MutexState, Simba,
+    Tenure,
 };
 use simba_servers::{Server, Setup};
 use simba_tck::{Connection, FaultProxy, Fixture, Profile, async_trait, rounds};
+use simba_test_support::{set_server_clock, with_server_clock};
 use tokio::time::{sleep, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -28,69 +32,84 @@ fn ms(ms: u64) -> Duration {
 
 async fn simba(url: &str) -> Simba {
     simba_tck::explain_failures();
-    Simba::builder(std::sync::Arc::new(common::connect(url).await)).lease(common::lease()).build()
+    Simba::builder(std::sync::Arc::new(common::connect(url).await)).with_lease(common::lease()).build()
 }
 
 on_both_servers! {
-    row_15_a_renewal_without_a_reply_is_made_good_by_one_statement
+    row_15_a_renewal_without_a_reply_is_retried_after_one_read
     row_17_a_take_without_a_reply_is_adopted
-    row_18_a_take_that_arrives_after_a_release_does_nothing
-    row_18_a_take_that_arrives_after_its_session_gave_up_does_nothing
-    row_37_a_frozen_transaction_costs_its_own_mutex_only
-    row_37_many_locked_rows_cost_no_other_mutex
+    row_18_a_take_after_a_release_has_no_effect
+    row_18_a_take_after_its_session_gave_up_has_no_effect
+    row_37_a_frozen_transaction_affects_only_its_own_mutex
+    row_37_many_locked_rows_affect_no_other_mutex
     row_37_a_locked_row_of_another_mutex_splits_no_batch
-    row_37_a_call_does_not_pause_for_a_row_that_stayed_locked
-    renewals_without_a_reply_are_made_good_together
+    row_37_a_call_that_pauses_for_a_locked_row_delays_no_other
+    row_37_many_calls_for_locked_rows_wait_for_none_of_them
+    renewals_without_a_reply_are_retried_together
+    a_name_that_the_table_spells_differently_is_found_in_a_batch
     row_38_a_cold_start_has_no_deadlocks
-    row_39_what_the_server_undid_or_lost_is_tried_again_at_once
-    row_40_killed_connections_cost_no_leader
-    row_44_versions_at_their_ends
+    row_39_a_rolled_back_or_lost_statement_is_retried_immediately
+    row_40_killed_connections_end_no_tenure
+    row_44_versions_at_their_limits
     a_restart_of_the_server_is_survived
-    a_killed_server_keeps_what_it_confirmed
-    writes_that_are_slow_are_waited_for
-    a_waiter_survives_a_server_that_is_read_only_for_a_while
+    a_killed_server_keeps_confirmed_writes
+    slow_writes_do_not_time_out
+    a_waiter_survives_a_temporarily_read_only_server
 }
 
 async fn lead(simba: &Simba, mutex: &MutexName) -> (Contention, Tenure) {
     let contention = simba.contend(mutex.clone());
     contention.start().unwrap();
-    let tenure = timeout(10 * SECOND, contention.acquired()).await.unwrap().unwrap();
+    let tenure = timeout(30 * SECOND, contention.acquired()).await.unwrap().unwrap();
     (contention, tenure)
 }
 
-/// Row 17 where the mutex has a row: the very write that takes it is carried out, and its reply is lost.
+/// Row 17 where the mutex has a row: the take is carried out, and its reply is lost.
 async fn row_17_a_take_without_a_reply_is_adopted(on: Product) {
-    let (one, two) = (on.fixture().connect().await, on.fixture().connect().await);
-    // So long that nothing but an adoption explains who comes next.
+    // So long that only an adoption can be the cause of the next acquisition.
     let lease = Lease::new(30 * SECOND, 30 * SECOND).unwrap();
-    let (ours, theirs) =
-        (Simba::builder(one.backend).lease(lease).build(), Simba::builder(two.backend).lease(lease).build());
+    let proxy = FaultProxy::start(on.shared().await).await.unwrap();
+    // One connection, so that nothing else is sent while the take is delayed.
+    let ours =
+        simba(&format!("{}?connections=1", common::least_url(proxy.address()))).await.with_lease(lease);
+    let theirs = simba(&common::least_url(on.shared().await)).await.with_lease(lease);
     for _ in 0..rounds() {
         let mutex = common::name("row17");
-        // A handle that released the mutex takes it without a look before.
+        // A handle that released the mutex takes it without a read before.
         ours.locker(mutex.clone()).lock().await.unwrap().release().await.unwrap();
-        one.network.lose_next_reply();
-        let guard = timeout(20 * SECOND, ours.locker(mutex.clone()).lock()).await;
-        let guard = guard.expect("what was won without a reply is adopted").unwrap();
-        assert!(theirs.locker(mutex.clone()).try_lock().await.unwrap().is_none(), "what was adopted is held");
+        // Statements may still be prepared: those requests do not name the mutex.
+        let (mut take, locker) = (hold_next_request_for(&proxy, &mutex), ours.locker(mutex.clone()));
+        let locking = tokio::spawn(async move { locker.lock().await });
+        take.caught().await;
+        proxy.drop_next_reply();
+        take.deliver();
+        let guard = timeout(20 * SECOND, locking).await.expect("a take without a reply is adopted");
+        let guard = guard.unwrap().unwrap();
+        assert!(
+            theirs.locker(mutex.clone()).try_lock().await.unwrap().is_none(),
+            "the adopted mutex is held"
+        );
         guard.release().await.unwrap();
-        assert!(theirs.locker(mutex).try_lock().await.unwrap().is_some(), "nothing is left of it");
+        assert!(
+            theirs.locker(mutex).try_lock().await.unwrap().is_some(),
+            "the mutex is free after the release"
+        );
     }
     ours.shutdown().await;
     theirs.shutdown().await;
 }
 
-/// Row 15: a renewal whose reply is lost is made good by one statement on the next connection. On a slow network a
-/// look before it would cost the lease.
-async fn row_15_a_renewal_without_a_reply_is_made_good_by_one_statement(on: Product) {
+/// Row 15: a renewal whose reply is lost is retried on the next connection, after one read. It has to name the version
+/// of the row: one that named several could be carried out after its successor, and set the lease back.
+async fn row_15_a_renewal_without_a_reply_is_retried_after_one_read(on: Product) {
     let connection = on.fixture().with_keys("connections=1").connect().await;
     let lease = Lease::new(15 * SECOND, 15 * SECOND).unwrap();
     let claim = Claim::new(common::name("row15"), ContenderId::generate(), lease);
     let mut session = connection.backend.open(claim).await.unwrap();
-    // So slow that nothing is asked that can be done without.
+    // So slow that optional round trips are left out.
     connection.network.delay(ms(8), Duration::ZERO);
     let first = token(session.contend(Prior::Nothing).await.unwrap());
-    // What MySQL asks of a client that logs in without TLS for the first time is over.
+    // The extra round trips of the first login without TLS on MySQL are over.
     connection.network.cut();
     assert_eq!(token(session.contend(Prior::Held).await.unwrap()), first);
     for _ in 0..rounds() {
@@ -98,37 +117,37 @@ async fn row_15_a_renewal_without_a_reply_is_made_good_by_one_statement(on: Prod
         connection.network.lose_next_reply();
         assert_eq!(token(session.contend(Prior::Held).await.unwrap()), first, "a renewal keeps its token");
         let requests = connection.network.requests() - before;
-        assert!(requests <= 3, "a renewal, a login and another renewal, not {requests} requests");
+        assert!(requests <= 4, "a renewal, a login, a read and another renewal, not {requests} requests");
     }
 }
 
 fn token(answer: Answer) -> Option<FencingToken> {
     match answer {
         Answer::Ours(ours) => ours.token,
-        other => panic!("it is ours: {other:?}"),
+        other => panic!("not acquired: {other:?}"),
     }
 }
 
-/// A session whose take is kept back by the network.
-struct KeptBack {
+/// A session whose take is delayed by the network.
+struct DelayedTake {
     _proxy: FaultProxy,
-    /// Dropped, it would close the connections that the session still needs.
+    /// Dropping it would close the connections that the session still needs.
     _backend: simba_mysql::MySqlBackend,
     mutex: MutexName,
     session: Box<dyn Session>,
     held: simba_tck::Held,
 }
 
-async fn kept_back(on: Product) -> KeptBack {
+async fn delayed_take(on: Product) -> DelayedTake {
     let proxy = FaultProxy::start(on.shared().await).await.unwrap();
     let url = format!("{}?connections=1", common::least_url(proxy.address()));
     let backend = common::connect(&url).await;
-    // A call is given up after a third of the ttl.
+    // A call times out after a third of the ttl.
     let lease = Lease::new(9 * SECOND, 30 * SECOND).unwrap();
     let claim = Claim::new(common::name("row18"), ContenderId::generate(), lease);
     let mutex = claim.mutex.clone();
     let mut session = backend.open(claim).await.unwrap();
-    // A handle that released the mutex takes it without a look before.
+    // A handle that released the mutex takes it without a read before.
     let first = token(session.contend(Prior::Nothing).await.unwrap()).unwrap();
     session.release(Holding::Under(first)).await.unwrap();
     // Statements may still be prepared: those requests do not name the mutex.
@@ -136,11 +155,11 @@ async fn kept_back(on: Product) -> KeptBack {
     let error = session.contend(Prior::Nothing).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
     assert_eq!(owner_on(on, &mutex).await, "");
-    KeptBack { _proxy: proxy, _backend: backend, mutex, session, held }
+    DelayedTake { _proxy: proxy, _backend: backend, mutex, session, held }
 }
 
-/// Keeps back the next request that names this mutex: as text where the statement is prepared, by the codes of its bytes
-/// where it is not.
+/// Delays the next request that names this mutex: as text if the statement is prepared, as hexadecimal bytes
+/// if not.
 fn hold_next_request_for(proxy: &FaultProxy, mutex: &MutexName) -> simba_tck::Held {
     let codes: String = mutex.as_str().bytes().map(|byte| format!("{byte:02x}")).collect();
     proxy.hold_next_request_with(&[mutex.as_str(), &codes])
@@ -152,32 +171,32 @@ async fn owner_on(on: Product, mutex: &MutexName) -> String {
     admin.exec_first(owner, (mutex.as_str(),)).await.unwrap().unwrap()
 }
 
-/// Row 18: the session tried again, won, and released; then its first take arrives.
-async fn row_18_a_take_that_arrives_after_a_release_does_nothing(on: Product) {
-    let KeptBack { _proxy, _backend, mutex, mut session, held } = kept_back(on).await;
+/// Row 18: the session retried, acquired and released; then its first take arrives.
+async fn row_18_a_take_after_a_release_has_no_effect(on: Product) {
+    let DelayedTake { _proxy, _backend, mutex, mut session, held } = delayed_take(on).await;
     let second = token(session.contend(Prior::Unknown).await.unwrap()).unwrap();
     session.release(Holding::Under(second)).await.unwrap();
     held.deliver_and_wait().await;
-    assert_eq!(owner_on(on, &mutex).await, "", "what was released stays free");
+    assert_eq!(owner_on(on, &mutex).await, "", "a released mutex stays free");
 }
 
 /// Row 18: the session gave up without knowing the outcome; then its take arrives.
-async fn row_18_a_take_that_arrives_after_its_session_gave_up_does_nothing(on: Product) {
-    let KeptBack { _proxy, _backend, mutex, mut session, held } = kept_back(on).await;
+async fn row_18_a_take_after_its_session_gave_up_has_no_effect(on: Product) {
+    let DelayedTake { _proxy, _backend, mutex, mut session, held } = delayed_take(on).await;
     session.release(Holding::Unknown).await.unwrap();
     held.deliver_and_wait().await;
-    assert_eq!(owner_on(on, &mutex).await, "", "what was given up stays free");
+    assert_eq!(owner_on(on, &mutex).await, "", "an abandoned mutex stays free");
 }
 
-/// Row 37: a peer stands still inside its transaction, as a stopped JVM does, with one row locked. Only that
-/// mutex may be lost, although its renewal shares a connection and statements with the others.
-async fn row_37_a_frozen_transaction_costs_its_own_mutex_only(on: Product) {
+/// Row 37: a peer is stopped inside its transaction, as a stopped JVM, with one row locked. Only that mutex
+/// may be lost, although its renewal shares a connection and statements with the others.
+async fn row_37_a_frozen_transaction_affects_only_its_own_mutex(on: Product) {
     let connection = on.fixture().with_keys("connections=1").connect().await;
-    // MySQL waits for a locked row for a second, whatever it is told: a third of the ttl must be much longer. A call that
-    // gives up earlier leaves a statement behind that keeps the rows of others locked while it waits.
+    // MySQL waits for a locked row for at least a second: a third of the ttl must be much longer. A call that
+    // times out earlier leaves a statement behind that keeps the rows of others locked while it waits.
     let lease = Lease::new(9 * SECOND, 4 * SECOND).unwrap();
-    let simba = Simba::builder(connection.backend).lease(lease).build();
-    // What comes while a statement is under way goes out with the next: all of them together.
+    let simba = Simba::builder(connection.backend).with_lease(lease).build();
+    // Calls that arrive during a statement are sent with the next: all of them together.
     connection.network.delay(ms(3), Duration::ZERO);
     let names: Vec<MutexName> = (0..96).map(|_| common::name("row37")).collect();
     let contentions: Vec<_> = names.iter().map(|name| simba.contend(name.clone())).collect();
@@ -202,9 +221,9 @@ async fn row_37_a_frozen_transaction_costs_its_own_mutex_only(on: Product) {
                 assert_eq!(
                     tenure.loss(),
                     None,
-                    "a locked row costs no other mutex; the last error: {last:?}"
+                    "a locked row affects no other mutex; the last error: {last:?}"
                 );
-                // A statement that they share is sent again without the locked row, not refused.
+                // A shared statement is sent again without the locked row, not refused.
                 assert!(!last.as_ref().is_some_and(|last| last.contains("locked")), "{last:?}");
             }
             let renewed = others().zip(&deadlines).all(|((_, tenure), before)| tenure.deadline() > *before);
@@ -213,21 +232,22 @@ async fn row_37_a_frozen_transaction_costs_its_own_mutex_only(on: Product) {
         .await;
         assert_eq!(leaders[7].1.loss(), Some(Loss::Deadline), "the locked row could not be renewed");
         frozen.query_drop("ROLLBACK").await.unwrap();
-        let again = timeout(20 * SECOND, leaders[7].0.acquired()).await.unwrap().unwrap();
+        let again = timeout(30 * SECOND, leaders[7].0.acquired()).await.unwrap().unwrap();
         assert!(again.token() > leaders[7].1.token());
         leaders[7].1 = again;
     }
     simba.shutdown().await;
 }
 
-/// Row 37: a peer stands still with 120 rows locked. Their holders have long leases, and wait long for an answer. Others
+/// Row 37: a peer is stopped with 120 rows locked. Their holders have long leases and long limits. Others
 /// with a shorter lease share their connection.
-async fn row_37_many_locked_rows_cost_no_other_mutex(on: Product) {
+async fn row_37_many_locked_rows_affect_no_other_mutex(on: Product) {
     let connection = on.fixture().with_keys("connections=1").connect().await;
     let simba = Simba::builder(connection.backend).build();
     let long = Lease::new(30 * SECOND, 30 * SECOND).unwrap().with_renew_at(2 * SECOND).unwrap();
-    // MySQL waits for a locked row for a second, whatever it is told: a third of the ttl must be longer.
-    let short = Lease::new(5 * SECOND, 2 * SECOND).unwrap();
+    // MySQL waits for a locked row for at least a second: a third of the ttl must be longer. From the renewal
+    // on there is time for a paused machine, and less than 120 single calls for locked rows take.
+    let short = Lease::new(9 * SECOND, 4 * SECOND).unwrap().with_renew_at(4 * SECOND).unwrap();
     let names: Vec<MutexName> = (0..128).map(|_| common::name("row37")).collect();
     let lease_of = |at: usize| if at < 8 { short } else { long };
     let contentions: Vec<_> = names
@@ -254,11 +274,8 @@ async fn row_37_many_locked_rows_cost_no_other_mutex(on: Product) {
     };
     for _ in 0..2 {
         let deadlines: Vec<_> = others.iter().map(Tenure::deadline).collect();
-        common::until("the other mutexes are renewed, and every locked row was asked for", || {
-            assert!(
-                others.iter().all(|tenure| !tenure.is_expiring()),
-                "locked rows cost no other mutex time"
-            );
+        common::until("the other mutexes are renewed, and every locked row was tried", || {
+            assert!(others.iter().all(|tenure| !tenure.is_expiring()), "locked rows delay no other renewal");
             let renewed = others.iter().zip(&deadlines).all(|(tenure, before)| tenure.deadline() > *before);
             renewed && contentions[8..].iter().all(is_locked)
         })
@@ -268,8 +285,8 @@ async fn row_37_many_locked_rows_cost_no_other_mutex(on: Product) {
     simba.shutdown().await;
 }
 
-/// Row 37: a hundred mutexes are taken, renewed and released while a peer has locked the row of another one in the same
-/// table. A server that reads the whole table for a statement about many rows would meet that row.
+/// Row 37: a hundred mutexes are taken, renewed and released while a peer has locked the row of another one
+/// in the same table. A server that scans the table for a statement about many rows would reach that row.
 async fn row_37_a_locked_row_of_another_mutex_splits_no_batch(on: Product) {
     let (_, other) = table_at(on, "row37_small", "BIGINT UNSIGNED", 1).await;
     let proxy = FaultProxy::start(on.shared().await).await.unwrap();
@@ -297,70 +314,118 @@ async fn row_37_a_locked_row_of_another_mutex_splits_no_batch(on: Product) {
     let releases = sessions.iter_mut().zip(tokens);
     let mut releases: Vec<_> =
         releases.map(|(session, token)| session.release(Holding::Under(token))).collect();
-    hand_over(&mut releases).await;
-    for release in releases {
-        release.await.unwrap();
+    let released = poll_once(&mut releases).await;
+    for outcome in outcomes(releases, released).await {
+        outcome.unwrap();
     }
     let requests = proxy.requests() - before;
     assert!(requests < 40, "{requests} requests for a hundred releases");
     peer.query_drop("ROLLBACK").await.unwrap();
 }
 
-/// Row 37: the first call for a locked row tries five times. Later calls try once, whichever session makes them, until
-/// the row is unlocked.
-async fn row_37_a_call_does_not_pause_for_a_row_that_stayed_locked(on: Product) {
-    let (injector, address) = Injector::start(on.shared().await).await;
+/// Row 37: a call for a locked row pauses between its tries, and leaves the connection to other calls meanwhile.
+async fn row_37_a_call_that_pauses_for_a_locked_row_delays_no_other(on: Product) {
+    let address = on.shared().await;
     let backend = common::connect(&format!("{}?connections=1", common::least_url(address))).await;
-    let (mutex, other) = (common::name("row37"), common::name("row37"));
     let open = async |mutex: &MutexName| {
         let claim = Claim::new(mutex.clone(), ContenderId::generate(), Lease::default());
         backend.open(claim).await.unwrap()
     };
-    let mut sessions = [open(&mutex).await, open(&mutex).await, open(&other).await];
-    injector.refuse(1205, usize::MAX);
-    for (session, tries) in [(0, 5), (1, 1), (0, 1), (2, 5), (1, 1)] {
-        let before = injector.struck();
-        let error = sessions[session].contend(Prior::Nothing).await.unwrap_err();
-        assert!(error.to_string().contains("locked"), "{error}");
-        assert_eq!(injector.struck() - before, tries);
+    let (locked, other) = (common::name("row37"), common::name("row37"));
+    let (mut paused, mut free) = (open(&locked).await, open(&other).await);
+    assert!(token(paused.contend(Prior::Nothing).await.unwrap()).is_some());
+    assert!(token(free.contend(Prior::Nothing).await.unwrap()).is_some());
+    let mut peer = common::admin(&on.admin_url()).await;
+    peer.query_drop("BEGIN").await.unwrap();
+    let lock = "SELECT 1 FROM simba_mutex WHERE mutex = ? FOR UPDATE";
+    peer.exec_drop(lock, (locked.as_str(),)).await.unwrap();
+    // The pauses take 80 ms. On a busy machine the other call may take as long, but not every time.
+    let mut overtaken = 0;
+    for _ in 0..10 {
+        let mut call = paused.contend(Prior::Held);
+        assert!(poll_once(std::slice::from_mut(&mut call)).await[0].is_pending());
+        free.contend(Prior::Held).await.unwrap();
+        overtaken += u32::from(poll_once(std::slice::from_mut(&mut call)).await[0].is_pending());
+        if overtaken > 0 {
+            let error = call.await.unwrap_err();
+            assert!(error.to_string().contains("locked"), "{error}");
+            break;
+        }
     }
-    injector.refuse(1205, 0);
-    assert!(matches!(sessions[1].contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
-    let before = injector.struck();
-    injector.refuse(1205, usize::MAX);
-    sessions[1].contend(Prior::Held).await.unwrap_err();
-    assert_eq!(injector.struck() - before, 5, "a row that was unlocked is paused for again");
+    assert!(overtaken > 0, "a call that pauses occupies the connection");
+    peer.query_drop("ROLLBACK").await.unwrap();
+    assert!(token(paused.contend(Prior::Unknown).await.unwrap()).is_some());
 }
 
-/// Hands all calls over at once, then waits for the answers.
+/// Row 37: once a handle has met a locked row, no statement waits for one. MySQL itself waits for a second, so
+/// twenty such waits on one connection would take longer than a call has.
+async fn row_37_many_calls_for_locked_rows_wait_for_none_of_them(on: Product) {
+    let proxy = FaultProxy::start(on.shared().await).await.unwrap();
+    let backend = common::connect(&format!("{}?connections=1", common::least_url(proxy.address()))).await;
+    let lease = Lease::new(30 * SECOND, 60 * SECOND).unwrap();
+    let (mut names, mut sessions) = (Vec::new(), Vec::new());
+    for _ in 0..20 {
+        let claim = Claim::new(common::name("row37"), ContenderId::generate(), lease);
+        names.push(claim.mutex.clone());
+        sessions.push(backend.open(claim).await.unwrap());
+    }
+    for answer in contend_all(&mut sessions, Prior::Nothing).await {
+        assert!(token(answer.unwrap()).is_some());
+    }
+    let mut peer = common::admin(&on.admin_url()).await;
+    peer.query_drop("BEGIN").await.unwrap();
+    for name in &names {
+        let lock = "SELECT 1 FROM simba_mutex WHERE mutex = ? FOR UPDATE";
+        peer.exec_drop(lock, (name.as_str(),)).await.unwrap();
+    }
+    let began = tokio::time::Instant::now();
+    for session in &mut sessions {
+        let error = session.contend(Prior::Held).await.unwrap_err();
+        assert!(error.to_string().contains("locked"), "{error}");
+    }
+    assert!(began.elapsed() < 15 * SECOND, "twenty calls took {:?}", began.elapsed());
+    peer.query_drop("ROLLBACK").await.unwrap();
+    for answer in contend_all(&mut sessions, Prior::Held).await {
+        assert!(token(answer.unwrap()).is_some());
+    }
+}
+
+/// Sends all calls together, then waits for the answers.
 async fn contend_all(sessions: &mut [Box<dyn Session>], prior: Prior) -> Vec<simba_core::Result<Answer>> {
     let mut calls: Vec<_> = sessions.iter_mut().map(|session| session.contend(prior)).collect();
-    hand_over(&mut calls).await;
-    let mut answers = Vec::new();
-    for call in calls {
-        answers.push(call.await);
-    }
-    answers
+    let answered = poll_once(&mut calls).await;
+    outcomes(calls, answered).await
 }
 
-/// Polls each call once, which puts it into the queue of its connection.
-async fn hand_over(calls: &mut [impl Future + Unpin]) {
+/// Polls each call once, which puts it into the queue of its connection. Returns what has ended already: on a
+/// busy machine a call may be answered meanwhile.
+async fn poll_once<T>(calls: &mut [impl Future<Output = T> + Unpin]) -> Vec<Poll<T>> {
     std::future::poll_fn(|context| {
-        for call in &mut *calls {
-            assert!(std::pin::Pin::new(call).poll(context).is_pending());
-        }
-        std::task::Poll::Ready(())
+        Poll::Ready(calls.iter_mut().map(|call| std::pin::Pin::new(call).poll(context)).collect())
     })
-    .await;
+    .await
 }
 
-/// A hundred renewals share a statement that gets no reply, in time or at all. The next tries share statements too:
-/// one by one they would take a hundred round trips or more.
-async fn renewals_without_a_reply_are_made_good_together(on: Product) {
+/// Waits for the calls that have not ended yet. Returns the outcomes of all.
+async fn outcomes<T>(calls: Vec<impl Future<Output = T>>, ended: Vec<Poll<T>>) -> Vec<T> {
+    let mut outcomes = Vec::new();
+    for (call, ended) in calls.into_iter().zip(ended) {
+        outcomes.push(match ended {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => call.await,
+        });
+    }
+    outcomes
+}
+
+/// A hundred renewals share a statement whose reply is late or lost. The retries share statements too: one by
+/// one they would take a hundred round trips or more.
+async fn renewals_without_a_reply_are_retried_together(on: Product) {
     simba_tck::explain_failures();
     let proxy = FaultProxy::start(on.shared().await).await.unwrap();
     let backend = common::connect(&format!("{}?connections=1", common::least_url(proxy.address()))).await;
-    let lease = Lease::new(9 * SECOND, 60 * SECOND).unwrap();
+    // A call times out after five seconds.
+    let lease = Lease::new(15 * SECOND, 60 * SECOND).unwrap();
     let (mut names, mut sessions) = (Vec::new(), Vec::new());
     for _ in 0..101 {
         let claim = Claim::new(common::name("together"), ContenderId::generate(), lease);
@@ -373,14 +438,16 @@ async fn renewals_without_a_reply_are_made_good_together(on: Product) {
         .map(|answer| token(answer.unwrap()))
         .collect();
     for is_cut in [false, true] {
-        // The others queue up behind a call that is kept back, so they go out together.
+        // The others queue up behind a delayed call, so they are sent together.
         let mut first = hold_next_request_for(&proxy, &names[0]);
         let mut calls: Vec<_> = sessions.iter_mut().map(|session| session.contend(Prior::Held)).collect();
         tokio::select! {
+            biased;
             () = first.caught() => {}
-            answer = &mut calls[0] => panic!("a call that is kept back ended: {answer:?}"),
+            answer = &mut calls[0] => panic!("a delayed call ended: {answer:?}"),
         }
-        hand_over(&mut calls[1..]).await;
+        let queued = poll_once(&mut calls[1..]).await;
+        assert!(queued.iter().all(Poll::is_pending), "no call ends before the delayed one");
         let mut batch = hold_next_request_for(&proxy, &names[1]);
         first.deliver();
         batch.caught().await;
@@ -397,7 +464,7 @@ async fn renewals_without_a_reply_are_made_good_together(on: Product) {
                 answers[0].is_ok() && answers[1..].iter().all(Result::is_err),
                 "no reply within the limit"
             );
-            // It is carried out although nobody waits for it any more.
+            // It is carried out although its callers have given up.
             batch.deliver_and_wait().await;
             before = proxy.requests();
             answers = contend_all(&mut sessions, Prior::Held).await;
@@ -409,19 +476,41 @@ async fn renewals_without_a_reply_are_made_good_together(on: Product) {
     }
 }
 
-/// Row 38: fifty contenders on twenty names that nobody ever used. One leads each, and nobody sees an error.
+/// Names that differ by accents only are one row in the usual collations. A read of many rows finds it too.
+async fn a_name_that_the_table_spells_differently_is_found_in_a_batch(on: Product) {
+    let backend = common::connect(&format!("{}?connections=1", common::least_url(on.shared().await))).await;
+    let open = async |mutex: MutexName| {
+        let claim = Claim::new(mutex, ContenderId::generate(), Lease::default());
+        backend.open(claim).await.unwrap()
+    };
+    let plain = common::name("cafe");
+    let accented = MutexName::legacy(plain.as_str().replacen('e', "é", 1)).unwrap();
+    let mut holder = open(plain).await;
+    assert!(token(holder.contend(Prior::Nothing).await.unwrap()).is_some());
+    // The first call is sent alone, the others share statements.
+    let mut sessions =
+        [open(common::name("first")).await, open(accented).await, open(common::name("other")).await];
+    let answers = contend_all(&mut sessions, Prior::Nothing).await;
+    assert!(matches!(answers[0], Ok(Answer::Ours(_))) && matches!(answers[2], Ok(Answer::Ours(_))));
+    assert!(matches!(answers[1], Ok(Answer::Held(_))), "{:?}", answers[1]);
+}
+
+/// Row 38: fifty contenders on twenty names that were never used. Each name gets one leader, and no call
+/// fails.
 async fn row_38_a_cold_start_has_no_deadlocks(on: Product) {
     let url = common::least_url(on.shared().await);
+    // A call has five seconds: one that takes longer would be an error.
+    let lease = Lease::new(15 * SECOND, 15 * SECOND).unwrap();
     let mut handles = Vec::new();
     for _ in 0..5 {
-        handles.push(simba(&url).await);
+        handles.push(simba(&url).await.with_lease(lease));
     }
     for _ in 0..rounds() {
         let names: Vec<MutexName> = (0..20).map(|_| common::name("row38")).collect();
         let contentions: Vec<Contention> =
             (0..50).map(|at| handles[at % 5].contend(names[at % 20].clone())).collect();
         contentions.iter().for_each(|contention| contention.start().unwrap());
-        common::until("every name is led", || {
+        common::until("every mutex has a leader", || {
             (0..20).all(|name| contentions.iter().skip(name).step_by(20).any(Contention::is_owner))
         })
         .await;
@@ -432,23 +521,23 @@ async fn row_38_a_cold_start_has_no_deadlocks(on: Product) {
     }
 }
 
-/// Row 39: the server answers with a lock timeout, a deadlock or a conflict, had no time for the statement, does not
-/// know whether it committed, or forgot a prepared statement. The same call tries again at once.
-async fn row_39_what_the_server_undid_or_lost_is_tried_again_at_once(on: Product) {
+/// Row 39: the server answers with a lock timeout, a deadlock or a conflict, timed out the statement, does
+/// not know whether it committed, or forgot a prepared statement. The same call retries immediately.
+async fn row_39_a_rolled_back_or_lost_statement_is_retried_immediately(on: Product) {
     let (injector, address) = Injector::start(on.shared().await).await;
     let backend = common::connect(&common::least_url(address)).await;
     let claim = Claim::new(common::name("row39"), ContenderId::generate(), Lease::default());
     let mut session = backend.open(claim).await.unwrap();
     let mut prior = Prior::Nothing;
     for code in [1205, 1213, 1969, 1180, 1243, 1615, 3100, 3101].repeat(rounds() as usize) {
-        let struck = injector.struck();
+        let injected = injector.injected();
         injector.refuse(code, 1);
-        let answer = session.contend(prior).await.expect("what the server undid stays inside");
+        let answer = session.contend(prior).await.expect("a rolled back statement is retried");
         assert!(matches!(answer, Answer::Ours(_)), "{code}: {answer:?}");
-        assert_eq!(injector.struck(), struck + 1);
+        assert_eq!(injector.injected(), injected + 1);
         prior = Prior::Held;
     }
-    // What does not end at once is an error, and a leader survives it.
+    // A fault that lasts longer than the retries is an error, and a leader survives it.
     let simba = simba(&common::least_url(address)).await;
     let (_contention, tenure) = lead(&simba, &common::name("row39")).await;
     let deadline = tenure.deadline();
@@ -459,24 +548,26 @@ async fn row_39_what_the_server_undid_or_lost_is_tried_again_at_once(on: Product
 }
 
 /// Row 40: an operator kills every connection of the handle five times a second.
-async fn row_40_killed_connections_cost_no_leader(on: Product) {
+async fn row_40_killed_connections_end_no_tenure(on: Product) {
     let address = on.shared().await;
     let mut admin = common::admin(&on.admin_url()).await;
-    // A user of its own: the other tests keep their connections.
+    // A separate user, so that the other tests keep their connections.
     for statement in [
         "CREATE USER IF NOT EXISTS 'row40'@'%' IDENTIFIED BY 'row40'",
         "GRANT SELECT, INSERT, UPDATE ON simba.simba_mutex TO 'row40'@'%'",
     ] {
         admin.query_drop(statement).await.unwrap();
     }
-    let simba = simba(&format!("mysql://row40:row40@{address}/simba")).await;
+    // On a busy machine a new connection may be killed before it has carried the renewal.
+    let lease = Lease::new(3 * SECOND, 9 * SECOND).unwrap();
+    let simba = simba(&format!("mysql://row40:row40@{address}/simba")).await.with_lease(lease);
     let (_contention, tenure) = lead(&simba, &common::name("row40")).await;
     let (mut killed, find) = (0, "SELECT id FROM information_schema.processlist WHERE user = 'row40'");
     let killing = async {
-        // One that is not needed before the next time is not there to be killed.
+        // A connection that was not needed since the last round is not there to be killed.
         while killed < rounds() * 5 {
             sleep(ms(200)).await;
-            assert_eq!(tenure.loss(), None, "killed connections cost no leader");
+            assert_eq!(tenure.loss(), None, "killed connections end no tenure");
             let ids: Vec<u64> = admin.query(find).await.unwrap();
             for id in ids {
                 killed += u32::from(admin.query_drop(format!("KILL CONNECTION {id}")).await.is_ok());
@@ -487,24 +578,24 @@ async fn row_40_killed_connections_cost_no_leader(on: Product) {
     simba.shutdown().await;
 }
 
-/// A planned failover makes the old primary read-only first. Who waits for a mutex waits on, and gets it afterwards.
-async fn a_waiter_survives_a_server_that_is_read_only_for_a_while(on: Product) {
+/// A planned failover makes the old primary read-only first. A waiter keeps waiting, and acquires afterwards.
+async fn a_waiter_survives_a_temporarily_read_only_server(on: Product) {
     let server = common::private(on.setup()).await;
     let url = common::least_url(server.address());
     let long = Lease::new(30 * SECOND, 30 * SECOND).unwrap().with_poll(30 * SECOND).unwrap();
     let handle =
-        async || Simba::builder(std::sync::Arc::new(common::connect(&url).await)).lease(long).build();
+        async || Simba::builder(std::sync::Arc::new(common::connect(&url).await)).with_lease(long).build();
     let (one, two) = (handle().await, handle().await);
     let mutex = common::name("failover");
     let guard = one.locker(mutex.clone()).lock().await.unwrap();
     let waiter = two.locker(mutex.clone());
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let mut admin = common::admin(&server.url()).await;
-    // A handle connects anew after a refusal: the name may lead to the new primary then.
+    // A handle reconnects after a refusal: the name may lead to the new primary then.
     let connections = "SHOW GLOBAL STATUS LIKE 'Connections'";
     let count = |row: Option<(String, String)>| row.unwrap().1.parse::<u64>().unwrap();
     admin.query_drop("SET GLOBAL read_only = 1").await.unwrap();
-    // An administrator may write all the same.
+    // An administrator can write in spite of it.
     let free = "UPDATE simba_mutex SET acquired_at = 0, ttl_at = 0, transition_at = 0, owner_id = '', \
                 version = version + 1 WHERE mutex = ?";
     admin.exec_drop(free, (mutex.as_str(),)).await.unwrap();
@@ -514,16 +605,15 @@ async fn a_waiter_survives_a_server_that_is_read_only_for_a_while(on: Product) {
             sleep(ms(20)).await;
         }
     };
-    timeout(20 * SECOND, refused).await.expect("the waiter tries to take what is free, more than once");
-    assert!(!waiting.is_finished(), "a server that is read-only for a while ends no wait");
+    timeout(20 * SECOND, refused).await.expect("the waiter tries to take the free mutex more than once");
+    assert!(!waiting.is_finished(), "a temporarily read-only server ends no wait");
     admin.query_drop("SET GLOBAL read_only = 0").await.unwrap();
     let next = timeout(20 * SECOND, waiting).await.unwrap().unwrap().unwrap();
     assert!(next.token() > guard.token());
 }
 
-/// Every write takes 300 ms, as it does where it waits for servers far away. Each call is one statement and has a sure
-/// outcome.
-async fn writes_that_are_slow_are_waited_for(on: Product) {
+/// Every write takes 300 ms, as with replicas far away. Each call is one statement with a known outcome.
+async fn slow_writes_do_not_time_out(on: Product) {
     let server = common::private(on.setup()).await;
     let mut admin = common::admin(&server.url()).await;
     let slow = "CREATE TRIGGER slow BEFORE UPDATE ON simba_mutex FOR EACH ROW DO SLEEP(0.3)";
@@ -546,59 +636,60 @@ async fn writes_that_are_slow_are_waited_for(on: Product) {
 /// Row 41: the application has used up its own pool and every connection that the server has left. The handle
 /// has its own, and keeps them.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_41_an_application_that_uses_all_connections_up_costs_no_leader() {
+async fn row_41_an_application_that_uses_all_connections_ends_no_tenure() {
     let server = common::private(Setup::mariadb().with_arg("--max-connections=20")).await;
     let url = common::least_url(server.address());
     let simba = simba(&url).await;
     let mutex = common::name("row41");
     let (leader, tenure) = lead(&simba, &mutex).await;
-    let heir = simba.contend(mutex);
-    heir.start().unwrap();
-    common::until("the heir sees the leader", || heir.owner().is_owner(tenure.contender())).await;
+    let successor = simba.contend(mutex);
+    successor.start().unwrap();
+    common::until("the successor sees the leader", || successor.owner().is_owner(tenure.contender())).await;
     let opts = mysql_async::OptsBuilder::from_opts(Opts::from_url(&url).unwrap())
         .prefer_socket(false)
         .pool_opts(PoolOpts::default().with_constraints(PoolConstraints::new(0, 100).unwrap()));
     let (pool, mut taken) = (Pool::new(opts), Vec::new());
-    while let Ok(Ok(conn)) = timeout(SECOND, pool.get_conn()).await {
+    while let Ok(Ok(conn)) = timeout(30 * SECOND, pool.get_conn()).await {
         taken.push(conn);
     }
-    assert!(taken.len() >= 10, "the application took what there was");
+    assert!(taken.len() >= 10, "the application took all free connections");
     for _ in 0..rounds() {
         let deadline = tenure.deadline();
         common::until("it is renewed", || tenure.loss().is_some() || tenure.deadline() > deadline).await;
-        assert_eq!(tenure.loss(), None, "an application without connections costs no leader");
+        assert_eq!(tenure.loss(), None, "an application without connections ends no tenure");
     }
-    let config = simba_mysql::MySqlConfig::from_url(&url.parse().unwrap()).unwrap();
-    let refused = simba_mysql::MySqlBackend::connect(config).await.err().unwrap();
+    let refused = simba_mysql::MySqlBackend::connect(common::config(&url)).await.err().unwrap();
     assert!(refused.is_transient() && refused.to_string().contains("max_connections"), "{refused}");
     timeout(20 * SECOND, leader.stop()).await.unwrap().unwrap();
-    timeout(20 * SECOND, heir.acquired()).await.unwrap().unwrap();
+    timeout(20 * SECOND, successor.acquired()).await.unwrap().unwrap();
 }
 
 // ===== time =====
 
-/// Under it MySQL takes a minute to start, so the rows about the server's clock run on MariaDB alone.
-/// A server whose clock begins at this time of day in UTC, in a zone where clocks are set.
-async fn server_at(time: &str) -> Server {
-    let setup = Setup::mariadb()
-        .with_zone("America/Los_Angeles")
-        .with_env("LD_PRELOAD", simba_servers::faketime_library(true))
-        .with_env("TZ", "UTC")
-        .with_env("FAKETIME", format!("@{time}"))
-        .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-    common::private(setup).await
+/// Makes the server use the time in this file. MySQL takes a minute to start this way, so the rows about the
+/// server's clock run on MariaDB only.
+fn with_clock(setup: Setup, file: &Path) -> Setup {
+    with_server_clock(setup, file, true)
 }
 
-/// Leads for some seconds in which the clocks of the zone are set.
-async fn leads_through(start: &str, hour: u32) {
-    let server = server_at(start).await;
+/// Leads for some seconds around `time`, in seconds since 1970, at which the clocks of Los Angeles change.
+/// `time` is the end of this hour in UTC.
+async fn leads_through(time: u64, hour: u32) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("time");
+    // A server takes long to start on a busy machine.
+    set_server_clock(&file, time - 600);
+    let setup = Setup::mariadb().with_zone("America/Los_Angeles").with_env("TZ", "UTC");
+    let server = common::private(with_clock(setup, &file)).await;
     let simba = simba(&common::least_url(server.address())).await;
     let mutex = common::name("row42");
-    let (_contention, tenure) = lead(&simba, &mutex).await;
     let mut admin = common::admin(&server.url()).await;
+    // No lease exists yet that a step of the clock could end.
+    set_server_clock(&file, time - 10);
+    let (_contention, tenure) = lead(&simba, &mutex).await;
     let hour_now = "SELECT HOUR(UTC_TIMESTAMP())";
     let before: u32 = admin.query_first(hour_now).await.unwrap().unwrap();
-    assert_eq!(before, hour, "the clock of the server is bent");
+    assert_eq!(before, hour, "the clock of the server is set");
     let mut after = before;
     let total = u64::try_from(common::lease().total().as_millis()).unwrap();
     let left = "SELECT CAST(transition_at AS SIGNED) - TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) \
@@ -607,7 +698,7 @@ async fn leads_through(start: &str, hour: u32) {
         let mut more = 20;
         while more > 0 {
             let left: i64 = admin.exec_first(left, (mutex.as_str(),)).await.unwrap().unwrap();
-            assert!(left > 0 && left <= total as i64, "a lease is as long as ever, not {left} ms");
+            assert!(left > 0 && left <= total as i64, "a lease keeps its length, not {left} ms");
             after = admin.query_first(hour_now).await.unwrap().unwrap();
             more -= i32::from(after != before);
             sleep(ms(100)).await;
@@ -616,23 +707,25 @@ async fn leads_through(start: &str, hour: u32) {
     .await
     .unwrap();
     assert_eq!(after, hour + 1);
-    assert_eq!(tenure.loss(), None, "the hour of the zone is nothing to a lease");
+    assert_eq!(tenure.loss(), None, "a change of the local time ends no lease");
     simba.shutdown().await;
 }
 
-/// Row 42: the zone's clocks are set back, and the hour happens twice.
+/// Row 42: the zone's clocks are set back, and an hour repeats.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_42_the_autumn_hour_costs_no_leader() {
-    leads_through("2026-11-01 08:59:50", 8).await;
+async fn row_42_the_autumn_time_change_ends_no_tenure() {
+    // 2026-11-01 09:00:00
+    leads_through(1_793_523_600, 8).await;
 }
 
 /// Row 42: the zone's clocks are set forward, and an hour is missing.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_42_the_spring_gap_costs_no_leader() {
-    leads_through("2027-03-14 09:59:50", 9).await;
+async fn row_42_the_spring_time_change_ends_no_tenure() {
+    // 2027-03-14 10:00:00
+    leads_through(1_805_018_400, 9).await;
 }
 
-/// Counts every tenure's token.
+/// Records every tenure's token.
 #[derive(Clone, Default)]
 struct Tokens(std::sync::Arc<std::sync::Mutex<Vec<FencingToken>>>);
 
@@ -672,19 +765,14 @@ async fn settled(contentions: [&Contention; 2]) -> Tenure {
     timeout(60 * SECOND, led).await.unwrap()
 }
 
-/// Row 43: the server's clock is set by an hour, forward and back. Every tenure has a token of its own, and tokens grow
-/// all the same.
+/// Row 43: the server's clock is set by an hour, forward and back. Every tenure has a token of its own, and
+/// tokens still grow.
 #[tokio::test(flavor = "multi_thread")]
 async fn row_43_a_step_of_the_server_s_clock_repeats_no_token() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("time");
     std::fs::write(&file, "+0").unwrap();
-    let setup = Setup::mariadb()
-        .with_env("LD_PRELOAD", simba_servers::faketime_library(true))
-        .with_env("FAKETIME_TIMESTAMP_FILE", &file)
-        .with_env("FAKETIME_NO_CACHE", "1")
-        .with_env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-    let server = common::private(setup).await;
+    let server = common::private(with_clock(Setup::mariadb(), &file)).await;
     let (one, two) = (
         simba(&common::least_url(server.address())).await,
         simba(&common::least_url(server.address())).await,
@@ -697,22 +785,22 @@ async fn row_43_a_step_of_the_server_s_clock_repeats_no_token() {
     };
     let leader = start(&one);
     let tenure = timeout(20 * SECOND, leader.acquired()).await.unwrap().unwrap();
-    let heir = start(&two);
-    common::until("the heir sees the leader", || heir.owner().is_owner(tenure.contender())).await;
+    let successor = start(&two);
+    common::until("the successor sees the leader", || successor.owner().is_owner(tenure.contender())).await;
     let mut last = tenure.token();
     for round in 0..rounds() {
         for offset in ["+1h", "+0"] {
             let before = tokens.all();
             std::fs::write(&file, offset).unwrap();
             if offset == "+1h" {
-                // Every lease has run out: a tenure that goes on would be the fault of the test.
+                // Every lease has ended: a tenure that continues would be a fault of the test.
                 common::until("another tenure begins", || tokens.all().len() > before.len()).await;
             }
-            let led = settled([&leader, &heir]).await;
+            let led = settled([&leader, &successor]).await;
             let began = led.token() != last || tokens.all().len() > before.len();
             assert!(!began || led.token() > last, "round {round}, {offset}: {} after {last}", led.token());
-            // The old leader learns of the step at its next renewal.
-            common::until("one leads once the step is over", || leader.is_owner() != heir.is_owner()).await;
+            // The old leader notices the step at its next renewal.
+            common::until("one leads after the step", || leader.is_owner() != successor.is_owner()).await;
             last = led.token();
         }
     }
@@ -729,7 +817,7 @@ async fn row_43_a_step_of_the_server_s_clock_repeats_no_token() {
     assert_eq!(all.len(), count, "no two tenures have the same token");
 }
 
-/// A table with one row whose version is near the end of its column.
+/// Creates a table with one row of this version.
 async fn table_at(on: Product, table: &str, column: &str, version: u64) -> (Simba, MutexName) {
     let address = on.shared().await;
     let mut admin = common::admin(&on.admin_url()).await;
@@ -744,11 +832,13 @@ async fn table_at(on: Product, table: &str, column: &str, version: u64) -> (Simb
     for grant in common::grants(table) {
         admin.query_drop(grant).await.unwrap();
     }
-    (simba(&format!("{}?table={table}", common::least_url(address))).await, mutex)
+    // Every write increases the version. With this lease nothing is renewed, and no call is repeated.
+    let lease = Lease::new(30 * SECOND, 30 * SECOND).unwrap();
+    (simba(&format!("{}?table={table}", common::least_url(address))).await.with_lease(lease), mutex)
 }
 
-/// Row 44: a version near 2^31 works on, at the end of its column it is an error, in a wider one it goes on.
-async fn row_44_versions_at_their_ends(on: Product) {
+/// Row 44: a version near 2^31 works, at the limit of its column it is an error, in a wider column it works.
+async fn row_44_versions_at_their_limits(on: Product) {
     let (simba, mutex) = table_at(on, "row44_jvm", "INT UNSIGNED", (1 << 31) - 2).await;
     for wanted in [(1 << 31) - 1, (1 << 31) + 1] {
         let guard = simba.locker(mutex.clone()).lock().await.unwrap();
@@ -761,7 +851,9 @@ async fn row_44_versions_at_their_ends(on: Product) {
     assert_eq!(guard.token().get(), u64::from(u32::MAX));
     let error = guard.release().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    sleep(common::lease().total()).await;
+    // As after the end of the lease.
+    let mut admin = common::admin(&on.admin_url()).await;
+    admin.query_drop("UPDATE row44_int SET transition_at = 0").await.unwrap();
     for _ in 0..3 {
         let error = simba.locker(mutex.clone()).lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
@@ -778,14 +870,14 @@ async fn row_44_versions_at_their_ends(on: Product) {
 
 // ===== row 45: a client whose wall clock jumps =====
 
-const ORDERS: &str = "SIMBA_ROW_45";
+const CHILD_ARGS: &str = "SIMBA_ROW_45";
 
-/// The process of row 45: leads while its wall clock jumps, and says what it saw.
+/// The child process of row 45: leads while its wall clock jumps, and prints the result.
 #[test]
-#[ignore = "the way into the process of row 45"]
+#[ignore = "the child process of row 45"]
 fn jumping_client() {
-    let orders = std::env::var(ORDERS).unwrap();
-    let (address, mutex) = orders.split_once(' ').unwrap();
+    let args = std::env::var(CHILD_ARGS).unwrap();
+    let (address, mutex) = args.split_once(' ').unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let simba = simba(&common::least_url(address)).await;
@@ -798,22 +890,22 @@ fn jumping_client() {
             let moved = now.duration_since(last).unwrap_or_else(|error| error.duration());
             jumps += u32::from(moved > 60 * SECOND);
             last = now;
-            assert_eq!(tenure.loss(), None, "a jump of the wall clock costs no leader");
+            assert_eq!(tenure.loss(), None, "a jump of the wall clock ends no tenure");
         }
         println!("jumped {jumps} times, still leads: {}", tenure.is_held());
         simba.shutdown().await;
     });
 }
 
-/// Row 45: the wall clock of the client jumps by an hour a hundred times. Nothing happens.
+/// Row 45: the wall clock of the client jumps by an hour a hundred times. The tenure continues.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_45_a_client_whose_wall_clock_jumps_keeps_its_lead() {
+async fn row_45_a_client_whose_wall_clock_jumps_stays_leader() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("time");
     std::fs::write(&file, "+0").unwrap();
     let child = tokio::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "jumping_client", "--ignored", "--nocapture"])
-        .env(ORDERS, format!("{} {}", common::shared().await, common::name("row45")))
+        .env(CHILD_ARGS, format!("{} {}", common::shared().await, common::name("row45")))
         .env("LD_PRELOAD", simba_servers::faketime_library(true))
         .env("FAKETIME_TIMESTAMP_FILE", &file)
         .env("FAKETIME_NO_CACHE", "1")
@@ -828,15 +920,15 @@ async fn row_45_a_client_whose_wall_clock_jumps_keeps_its_lead() {
             sleep(ms(40)).await;
         }
     });
-    let output = timeout(60 * SECOND, child.wait_with_output()).await.unwrap().unwrap();
+    let output = timeout(120 * SECOND, child.wait_with_output()).await.unwrap().unwrap();
     jumping.abort();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("jumped 100 times, still leads: true"), "{said}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && stdout.contains("jumped 100 times, still leads: true"), "{stdout}");
 }
 
 // ===== a restart =====
 
-/// A server of one's own, which can be restarted.
+/// A private server that can be restarted.
 struct Private(std::sync::Arc<std::sync::Mutex<Server>>);
 
 #[async_trait]
@@ -864,8 +956,8 @@ async fn a_restart_of_the_server_is_survived(on: Product) {
     case.unwrap().run(&fixture).await;
 }
 
-/// A server that is killed and comes back has what it confirmed.
-async fn a_killed_server_keeps_what_it_confirmed(on: Product) {
+/// A server that is killed and restarted has the writes that it confirmed.
+async fn a_killed_server_keeps_confirmed_writes(on: Product) {
     let mut server = common::private(on.setup()).await;
     let url = common::least_url(server.address());
     let simba = simba(&url).await;
@@ -898,24 +990,24 @@ async fn a_killed_server_keeps_what_it_confirmed(on: Product) {
     }
 }
 
-// ===== what is shared =====
+// ===== batches and polls =====
 
-/// Renewals that fall due together go out together, and a handle has as many connections as it was told.
+/// Renewals that are due together share statements, and a handle has the configured number of connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn renewals_share_statements_and_connections() {
     let connection = common::MySql::shared().with_keys("connections=2").connect().await;
     let simba = Simba::builder(connection.backend).build();
-    let lease = Lease::new(3 * SECOND, 3 * SECOND).unwrap();
+    let lease = Lease::new(3 * SECOND, 9 * SECOND).unwrap();
     let contentions: Vec<Contention> =
         (0..200).map(|_| simba.contend(common::name("batch")).with_lease(lease)).collect();
     contentions.iter().for_each(|contention| contention.start().unwrap());
     common::until("all lead", || contentions.iter().all(Contention::is_owner)).await;
-    // What comes while a statement is under way goes out with the next.
+    // Calls that arrive during a statement are sent with the next.
     connection.network.delay(ms(4), Duration::ZERO);
     let before = connection.network.requests();
     for _ in 0..2 {
         let tenures: Vec<Tenure> = contentions.iter().filter_map(Contention::tenure).collect();
-        assert_eq!(tenures.len(), contentions.len(), "all lead on");
+        assert_eq!(tenures.len(), contentions.len(), "all still lead");
         let deadlines: Vec<_> = tenures.iter().map(Tenure::deadline).collect();
         common::until("all are renewed", || {
             tenures.iter().zip(&deadlines).all(|(tenure, before)| tenure.deadline() > *before)
@@ -930,7 +1022,7 @@ async fn renewals_share_statements_and_connections() {
         .await
         .unwrap()
         .unwrap();
-    assert!(version >= 3, "every renewal counts the version up");
+    assert!(version >= 3, "every renewal increases the version");
     simba.shutdown().await;
 }
 
@@ -938,39 +1030,43 @@ fn owner(contention: &Contention) -> String {
     contention.tenure().unwrap().contender().to_string()
 }
 
-/// Nobody waits: nobody asks. Many wait: one statement for all, and no more than ten a second.
+/// Without waiters there are no polls. Many waiters share one statement, sent at most ten times a second.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_poll_serves_everyone_who_waits() {
-    let (one, two) = (common::MySql::shared().connect().await, common::MySql::shared().connect().await);
+    let one = common::MySql::shared().connect().await;
     let long = Lease::new(30 * SECOND, 20 * SECOND).unwrap().with_poll(30 * SECOND).unwrap();
-    let holder = Simba::builder(one.backend).lease(long).build();
-    let waiting = Simba::builder(two.backend).lease(long).build();
+    let holder = Simba::builder(one.backend).with_lease(long).build();
     let names: Vec<MutexName> = (0..40).map(|_| common::name("poll")).collect();
     let mut guards = Vec::new();
     for name in &names {
         guards.push(holder.locker(name.clone()).lock().await.unwrap());
     }
+    // Only now: a connection that is idle for 15 seconds is pinged.
+    let two = common::MySql::shared().connect().await;
+    let waiting = Simba::builder(two.backend).with_lease(long).build();
     let quiet = two.network.requests();
     sleep(SECOND).await;
-    assert_eq!(two.network.requests(), quiet, "nobody waits, nobody asks");
+    assert_eq!(two.network.requests(), quiet, "no polls without waiters");
     let waiters: Vec<Contention> = names.iter().map(|name| waiting.contend(name.clone())).collect();
     waiters.iter().for_each(|waiter| waiter.start().unwrap());
-    common::until("all see who holds", || {
+    common::until("all see the holder", || {
         waiters.iter().all(|waiter| waiter.owner() != simba_core::MutexOwner::none())
     })
     .await;
     sleep(2 * SECOND).await;
-    let before = two.network.requests();
+    let (began, before) = (tokio::time::Instant::now(), two.network.requests());
     sleep(5 * SECOND).await;
     let requests = two.network.requests() - before;
-    assert!((2..=60).contains(&requests), "{requests} requests in five seconds for forty waiters");
+    // A busy machine may have slept for longer than five seconds.
+    let most = (12.0 * began.elapsed().as_secs_f64()).ceil() as usize;
+    assert!((2..=most).contains(&requests), "{requests} requests for forty waiters, at most {most}");
     drop(guards);
-    common::until("all come next", || waiters.iter().all(Contention::is_owner)).await;
+    common::until("all acquire", || waiters.iter().all(Contention::is_owner)).await;
     waiting.shutdown().await;
     holder.shutdown().await;
 }
 
-/// However often mutexes change hands, the one poll of a handle asks a hundred times in ten seconds at the most.
+/// However often mutexes change hands, a handle polls at most a hundred times in ten seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_poll_keeps_to_its_budget_while_mutexes_go_round() {
     let setup = Setup::mariadb().with_arg("--general-log").with_arg("--general-log-file=general.log");
@@ -978,10 +1074,10 @@ async fn a_poll_keeps_to_its_budget_while_mutexes_go_round() {
     let url = common::least_url(server.address());
     let long = Lease::new(30 * SECOND, 20 * SECOND).unwrap().with_poll(30 * SECOND).unwrap();
     let handle =
-        async || Simba::builder(std::sync::Arc::new(common::connect(&url).await)).lease(long).build();
+        async || Simba::builder(std::sync::Arc::new(common::connect(&url).await)).with_lease(long).build();
     let (one, two) = (handle().await, handle().await);
     let names: Vec<MutexName> = (0..8).map(|_| common::name("budget")).collect();
-    let round = |simba: &Simba, name: &MutexName| {
+    let cycle = |simba: &Simba, name: &MutexName| {
         let locker = simba.locker(name.clone());
         tokio::spawn(async move {
             loop {
@@ -992,70 +1088,72 @@ async fn a_poll_keeps_to_its_budget_while_mutexes_go_round() {
             }
         })
     };
-    let going: Vec<_> = names.iter().flat_map(|name| [round(&one, name), round(&two, name)]).collect();
+    let tasks: Vec<_> = names.iter().flat_map(|name| [cycle(&one, name), cycle(&two, name)]).collect();
     sleep(SECOND).await;
-    let (before, began) = (looks(&server), tokio::time::Instant::now());
+    let (began, before) = (tokio::time::Instant::now(), polls(&server));
     sleep(10 * SECOND).await;
-    let after = looks(&server);
-    // A busy machine may have slept for longer: forty looks that were saved up, and six a second.
-    let most = 41 + (6.0 * began.elapsed().as_secs_f64()).ceil() as usize;
-    let during: Vec<_> =
-        after.iter().map(|(who, many)| many - before[who]).filter(|many| *many > 0).collect();
-    going.iter().for_each(tokio::task::JoinHandle::abort);
-    assert_eq!(during.len(), 2, "each handle looks over one connection");
-    assert!(during.iter().all(|many| (10..=most).contains(many)), "at most {most} looks: {during:?}");
+    let after = polls(&server);
+    // A busy machine may have slept for longer: forty polls that were saved up, and six a second, of each
+    // handle.
+    let most = 2 * (41 + (6.0 * began.elapsed().as_secs_f64()).ceil() as usize);
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    assert!((20..=most).contains(&(after - before)), "at most {most} polls, not {}", after - before);
     one.shutdown().await;
     two.shutdown().await;
 }
 
-/// How many looks for many at once the server has seen, by the connections that are there for them.
-fn looks(server: &Server) -> BTreeMap<String, usize> {
+/// Returns the number of polls in the server's log. A handle polls over one connection at a time, and over a
+/// new one if the server does not answer.
+fn polls(server: &Server) -> usize {
     let log = std::fs::read_to_string(server.dir().join("data/general.log")).unwrap();
-    let mut looks = BTreeMap::new();
+    let mut polls = BTreeMap::<String, usize>::new();
     for line in log.lines() {
-        let said = ["Execute", "Query"].iter().find_map(|word| line.split_once(word));
-        let Some((before, statement)) = said else { continue };
+        let logged = ["Execute", "Query"].iter().find_map(|word| line.split_once(word));
+        let Some((before, statement)) = logged else { continue };
         let connection = before.split_whitespace().last().unwrap().to_owned();
         if statement.contains("max_statement_time = 5 ") {
-            looks.insert(connection.clone(), 0);
+            polls.insert(connection.clone(), 0);
         }
-        if let Some(count) = looks.get_mut(&connection).filter(|_| statement.contains("WHERE mutex IN (")) {
+        if let Some(count) = polls.get_mut(&connection).filter(|_| statement.contains("WHERE mutex IN (")) {
             *count += 1;
         }
     }
-    looks
+    polls.into_values().sum()
 }
 
-/// A list of all mutexes that the server does not answer keeps nobody from being woken.
+/// A list of all mutexes that the server does not answer delays no notification.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_hangs_delays_no_waiter() {
     let address = common::shared().await;
     let (injector, between) = Injector::start(address).await;
     let long = Lease::new(30 * SECOND, 30 * SECOND).unwrap().with_poll(30 * SECOND).unwrap();
     let holder = Simba::builder(std::sync::Arc::new(common::connect(&common::least_url(address)).await))
-        .lease(long)
+        .with_lease(long)
         .build();
     let backend: std::sync::Arc<dyn Backend> =
         std::sync::Arc::new(common::connect(&common::least_url(between)).await);
-    let waiting = Simba::builder(std::sync::Arc::clone(&backend)).lease(long).build();
+    let waiting = Simba::builder(std::sync::Arc::clone(&backend)).with_lease(long).build();
     let mutex = common::name("list");
     let guard = holder.locker(mutex.clone()).lock().await.unwrap();
     let waiter = waiting.contend(mutex.clone());
     waiter.start().unwrap();
     common::until("the waiter sees the holder", || waiter.owner().is_owner(guard.tenure().contender())).await;
-    injector.keep_back("ORDER BY mutex");
-    let list = tokio::spawn(async move { backend.operate().unwrap().list().await.map(drop) });
-    common::until("the list hangs", || injector.struck() == 1).await;
+    injector.hang("ORDER BY mutex");
+    let mut list = tokio::spawn(async move { backend.operate().unwrap().list().await.map(drop) });
+    common::until("the list hangs", || injector.injected() == 1).await;
     guard.release().await.unwrap();
-    timeout(20 * SECOND, waiter.acquired()).await.unwrap().unwrap();
-    assert!(!list.is_finished(), "the waiter was woken while the list hung");
+    tokio::select! {
+        biased;
+        tenure = waiter.acquired() => drop(tenure.unwrap()),
+        ended = &mut list => panic!("no waiter is notified while the list hangs: {ended:?}"),
+    }
     list.abort();
     waiting.shutdown().await;
 }
 
-/// An operator names the holder by its token, where the row tells it, or by its id.
+/// An operator names the holder by its token, where the row shows it, or by its id.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_the_row_does_not_tell_frees_nothing() {
+async fn a_token_that_the_row_does_not_show_frees_nothing() {
     let backend: std::sync::Arc<dyn Backend> =
         std::sync::Arc::new(common::connect(&common::least_url(common::shared().await)).await);
     let operate = backend.operate().unwrap();
@@ -1085,7 +1183,7 @@ async fn a_token_that_the_row_does_not_tell_frees_nothing() {
     assert!(matches!(freed, Eviction::Freed { owner, .. } if owner == id));
 }
 
-/// An id that the owner's column cannot hold is refused before it is used.
+/// An id that is longer than the owner's column is refused before it is used.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_that_does_not_fit_is_refused_at_open() {
     let (_, mutex) = table_at(Product::MariaDb, "narrow", "INT UNSIGNED", 1).await;

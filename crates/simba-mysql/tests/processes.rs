@@ -1,4 +1,4 @@
-//! The rows about processes, on the shared MariaDB and on the shared MySQL.
+//! The fault rows about processes, on the shared MariaDB and MySQL.
 
 mod common;
 

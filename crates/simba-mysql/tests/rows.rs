@@ -1,4 +1,4 @@
-//! The rows about the network, on the shared MariaDB and on the shared MySQL.
+//! The fault rows about the network, on the shared MariaDB and MySQL.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! The whole kit on the shared MariaDB and on the shared MySQL, as the user with the least rights, through a network that breaks.
+//! The whole conformance suite on the shared MariaDB and MySQL, as the least-privilege user, behind a fault
+//! proxy.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Who listens in, and who may log in.
+//! TLS: the identity of the server, encryption, client certificates.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::Product;
 use mysql_async::prelude::Queryable;
 use simba_core::{Error, ErrorKind, Simba};
-use simba_mysql::{MySqlBackend, MySqlConfig};
+use simba_mysql::MySqlBackend;
 use simba_tck::{Connection, FaultProxy, Fixture, Profile, async_trait};
 
 fn file(name: &str) -> String {
@@ -20,13 +20,13 @@ on_both_servers! {
     row_66_the_wrong_authority_and_the_wrong_host_are_refused
     row_66_a_server_without_tls_is_refused
     every_connection_is_encrypted
-    the_kit_holds_through_tls
+    conformance_cases_pass_through_tls
 }
 
 async fn connect(on: Product, host: &str, keys: &str) -> Result<MySqlBackend, Error> {
     let port = on.shared().await.port();
     let url = format!("{}?{keys}", common::least_url(format!("{host}:{port}")));
-    MySqlBackend::connect(MySqlConfig::from_url(&url.parse().unwrap()).unwrap()).await
+    MySqlBackend::connect(common::config(&url)).await
 }
 
 async fn works(backend: MySqlBackend) {
@@ -41,7 +41,7 @@ async fn refused(on: Product, host: &str, keys: &str, word: &str) {
     assert!(error.to_string().contains(word), "{host} with {keys}: {error}");
 }
 
-/// Row 66: whoever asks for TLS gets it with the right server, or nothing.
+/// Row 66: a connection that requests TLS reaches the right server, or fails.
 async fn row_66_the_wrong_authority_and_the_wrong_host_are_refused(on: Product) {
     let (ca, other) = (file("ca.pem"), file("other-ca.pem"));
     works(connect(on, "localhost", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}")).await.unwrap()).await;
@@ -50,13 +50,13 @@ async fn row_66_the_wrong_authority_and_the_wrong_host_are_refused(on: Product) 
     refused(on, "127.0.0.1", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}"), "host").await;
     refused(on, "localhost", &format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={other}"), "ssl-ca").await;
     refused(on, "127.0.0.1", &format!("ssl-mode=VERIFY_CA&ssl-ca={other}"), "ssl-ca").await;
-    // Without an authority of one's own the public ones count, who do not know this server.
+    // Without `ssl-ca` the public authorities apply, which did not sign this server's certificate.
     refused(on, "localhost", "ssl-mode=VERIFY_IDENTITY", "ssl-ca").await;
     refused(on, "localhost", "ssl-mode=VERIFY_CA", "ssl-ca").await;
     refused(on, "localhost", "ssl-mode=VERIFY_CA&ssl-ca=/no/such/file", "cannot read `ssl-ca`").await;
 }
 
-/// Row 66: a server without TLS gets no password from who asks for TLS.
+/// Row 66: a client that requests TLS sends no password to a server without TLS.
 async fn row_66_a_server_without_tls_is_refused(on: Product) {
     let without = match on {
         Product::MariaDb => "--skip-ssl",
@@ -66,14 +66,13 @@ async fn row_66_a_server_without_tls_is_refused(on: Product) {
     let server = common::private(on.setup().with_arg(without)).await;
     for mode in ["REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"] {
         let url = format!("{}?ssl-mode={mode}", common::least_url(server.address()));
-        let config = MySqlConfig::from_url(&url.parse().unwrap()).unwrap();
-        let error = MySqlBackend::connect(config).await.err().unwrap();
+        let error = MySqlBackend::connect(common::config(&url)).await.err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains("the server has none"), "{error}");
     }
 }
 
-/// A connection that asked for TLS has it, on every one of its connections.
+/// Every connection of a handle that requests TLS is encrypted.
 async fn every_connection_is_encrypted(on: Product) {
     let port = on.shared().await.port();
     let mut admin = common::admin(&on.admin_url()).await;
@@ -88,15 +87,14 @@ async fn every_connection_is_encrypted(on: Product) {
         file("ca.pem")
     );
     let with = format!("{base}&ssl-cert={}&ssl-key={}", file("client.pem"), file("client.key"));
-    let config = |url: &str| MySqlConfig::from_url(&url.parse().unwrap()).unwrap();
-    works(MySqlBackend::connect(config(&with)).await.unwrap()).await;
+    works(common::connect(&with).await).await;
     for url in [base, format!("mysql://only_tls:only-tls@localhost:{port}/simba")] {
-        let error = MySqlBackend::connect(config(&url)).await.err().unwrap();
+        let error = MySqlBackend::connect(common::config(&url)).await.err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Denied, "without a certificate: {error}");
     }
 }
 
-/// The shared server through TLS and through a network that breaks.
+/// The shared server through TLS, behind a fault proxy.
 struct Encrypted(Product);
 
 #[async_trait]
@@ -117,8 +115,8 @@ impl Fixture for Encrypted {
     }
 }
 
-/// A handful of the kit's cases hold through TLS as well.
-async fn the_kit_holds_through_tls(on: Product) {
+/// Some conformance cases pass through TLS as well.
+async fn conformance_cases_pass_through_tls(on: Product) {
     let wanted = [
         "a_counter_loses_no_step",
         "a_holder_outlives_its_lease",

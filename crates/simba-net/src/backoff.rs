@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-/// How long to wait before the next try: twice as long as before the last one, up to a cap, less a random part.
+/// Exponential backoff with jitter: each pause is twice as long as the last one, up to a cap, less a random part.
 ///
 /// # Examples
 ///
@@ -22,21 +22,21 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Pauses of at most `first`, then up to `cap`.
+    /// Creates a backoff whose first pause is at most `first` and whose later pauses are at most `cap`.
     #[must_use]
     pub const fn new(first: Duration, cap: Duration) -> Self {
         Self { first, cap, next: first }
     }
 
-    /// The pause before the next try: half of it for sure, the other half by luck, so that the clients of a
-    /// server that comes back fall out of step.
+    /// Returns the pause before the next attempt. Half of it is fixed and half is random, so that the clients of a
+    /// restarted server do not reconnect at the same moment.
     pub fn pause(&mut self) -> Duration {
         let pause = self.next.min(self.cap);
         self.next = pause.saturating_mul(2);
         pause / 2 + (pause / 2).mul_f64(fastrand::f64())
     }
 
-    /// Starts again with the first pause: the last try worked.
+    /// Starts again with the first pause. Call it after a successful attempt.
     pub fn reset(&mut self) {
         self.next = self.first;
     }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_the_cap_and_never_below_half() {
+    fn pauses_double_up_to_the_cap_and_are_at_least_half_of_it() {
         let (first, cap) = (Duration::from_millis(50), Duration::from_secs(1));
         let mut backoff = Backoff::new(first, cap);
         for wanted in [50, 100, 200, 400, 800, 1_000, 1_000] {

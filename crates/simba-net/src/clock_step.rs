@@ -1,19 +1,19 @@
-//! Notices that a server's wall clock was set.
+//! Detects that a server's wall clock was set.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use simba_core::Moment;
 
-/// What two readings may differ by without a step: both machines round, and schedulers are late.
+/// The difference of two readings that does not count as a step: both machines round, and schedulers are late.
 const SLACK: Duration = Duration::from_millis(50);
-/// How much faster or slower the server's clock may run than ours, as a divisor.
+/// The rate by which the server's clock may run faster or slower than the local clock, as a divisor.
 const DRIFT: u32 = 100;
 
-/// Compares a server's wall clock with the local clock that does not step, from one reading to the next.
+/// A comparison of a server's wall clock with the local monotonic clock, from one reading to the next.
 ///
-/// A store that ends leases by its wall clock ends them early when that clock is set forward. No client can prevent
-/// it, but a client can report it.
+/// A store that ends leases by its wall clock ends them too soon when that clock is set forward. A client cannot
+/// prevent that, but it can report it.
 #[derive(Debug, Default)]
 pub struct ServerClock {
     state: Mutex<State>,
@@ -25,29 +25,29 @@ struct State {
     step: Option<ClockStep>,
 }
 
-/// A server's wall clock, read there between two moments here.
+/// A reading of a server's wall clock between two moments of the local clock.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::exhaustive_structs)]
 pub struct ClockReading {
     /// The server's time since 1970.
     pub server: Duration,
-    /// Before the request was sent.
+    /// The local time before the request was sent.
     pub sent: Moment,
-    /// After the reply was received.
+    /// The local time after the reply was received.
     pub received: Moment,
 }
 
-/// By how many milliseconds a server's clock was set, at least; negative if it was set back.
+/// The least number of milliseconds by which a server's clock was set; negative if it was set back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)]
 pub struct ClockStep(pub i128);
 
 impl ServerClock {
-    /// Takes a reading. Returns the step since the last reading, if there was one.
+    /// Records a reading. Returns the step since the last reading, if there was one.
     pub fn read(&self, reading: ClockReading) -> Option<ClockStep> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let step = match &state.last {
-            // Replies overtake each other on several connections.
+            // Replies on different connections can arrive out of order.
             Some(last) if last.received > reading.received => return None,
             Some(last) => step(last, &reading),
             None => None,
@@ -57,14 +57,14 @@ impl ServerClock {
         step
     }
 
-    /// Returns the last step that was noticed.
+    /// Returns the last step that was detected.
     #[must_use]
     pub fn last_step(&self) -> Option<ClockStep> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).step
     }
 }
 
-/// Returns the step between two readings, if nothing else explains them.
+/// Returns the step between two readings, or `None` if round trip, slack and drift explain the difference.
 fn step(before: &ClockReading, after: &ClockReading) -> Option<ClockStep> {
     let moved = millis(after.server) - millis(before.server);
     let (least, most) = (after.sent - before.received, after.received - before.sent);

@@ -5,31 +5,33 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use simba_core::{Clock, within};
+use simba_core::Clock;
+use simba_core::spi::within;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, lookup_host};
 
-/// How long the address tried last has before the next one is tried beside it, as RFC 8305 recommends.
+/// The time that an address has before the next one is tried in parallel, as RFC 8305 recommends.
 const HEAD_START: Duration = Duration::from_millis(250);
-/// A connection without a sign of life is asked for one after this long.
+/// The idle time after which the kernel sends the first keepalive probe.
 const IDLE: Duration = Duration::from_secs(5);
-/// How often it is asked again, and how many times.
+/// The interval between keepalive probes, and their number.
 const INTERVAL: Duration = Duration::from_secs(2);
 #[cfg(not(windows))]
 const PROBES: u32 = 3;
-/// How long what was sent may stay unconfirmed before the connection counts as broken.
+/// The time that sent data may stay unacknowledged before the kernel breaks the connection.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const UNCONFIRMED: Duration = Duration::from_secs(10);
 
-/// Connects to `host:port` within `limit`, with a socket that sends at once and notices when its peer is gone.
+/// Connects to `host:port` within `limit`. The socket sends without delay and detects a dead peer.
 ///
-/// A name may have several addresses. The next one is tried when the last one failed or did not answer within 250 ms, or
-/// an equal share of `limit` if that is less; the first to answer wins. So addresses that do not answer keep none of the
-/// others from being tried.
+/// A name may have several addresses. The next one is tried when the last one failed or did not answer within 250 ms,
+/// or an equal share of `limit` if that is less. The first address that answers is used. An address that does not
+/// answer does not prevent the others from being tried.
 ///
 /// # Errors
 ///
-/// The host cannot be found, or none of its addresses answers in time. If all refuse, the error is that of the last one.
+/// Fails if the host cannot be resolved, or if no address answers in time. If all addresses refuse the connection, the
+/// error is that of the last one.
 ///
 /// # Cancel safety
 ///
@@ -47,8 +49,8 @@ pub async fn dial(host: &str, port: u16, limit: Duration, clock: &dyn Clock) -> 
     Ok(stream)
 }
 
-/// Orders addresses so that the two families take turns, beginning with that of the first: often all addresses of one
-/// family are out of reach.
+/// Orders addresses so that IPv4 and IPv6 alternate, beginning with the family of the first address. Often all
+/// addresses of one family are unreachable.
 fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let begins_with_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (first, second): (Vec<_>, Vec<_>) =
@@ -60,18 +62,18 @@ fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     ordered
 }
 
-/// Returns the first connection that `connect` makes to any of these addresses.
+/// Returns the first connection that `connect` establishes to any of `addresses`.
 ///
 /// The next address is tried when the last one failed or did not answer within 250 ms, or an equal share of `limit` if
-/// that is less. The two address families take turns. The caller ends the whole when `limit` is over.
+/// that is less. The two address families alternate. The caller enforces `limit` itself.
 ///
 /// # Errors
 ///
-/// The error of the address that failed last, if all fail.
+/// If all addresses fail, returns the error of the last failure.
 ///
 /// # Cancel safety
 ///
-/// A dropped call drops the tries that are under way.
+/// A dropped call drops the attempts in progress.
 pub async fn first_to_answer<T, F>(
     addresses: Vec<SocketAddr>,
     limit: Duration,
@@ -84,21 +86,21 @@ where
     let addresses = alternating(addresses);
     let share = limit / u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
     let mut addresses = addresses.into_iter();
-    let mut tries = FuturesUnordered::new();
+    let mut attempts = FuturesUnordered::new();
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     loop {
         let next = addresses.next();
         let is_last = next.is_none();
-        tries.extend(next.map(&connect));
-        let over = clock.sleep_until(clock.now() + share.min(HEAD_START));
+        attempts.extend(next.map(&connect));
+        let share_over = clock.sleep_until(clock.now() + share.min(HEAD_START));
         tokio::select! {
             biased;
-            outcome = tries.next() => match outcome {
+            outcome = attempts.next() => match outcome {
                 Some(Ok(connection)) => return Ok(connection),
                 Some(Err(error)) => failure = error,
                 None => return Err(failure),
             },
-            () = over, if !is_last => {}
+            () = share_over, if !is_last => {}
         }
     }
 }
@@ -124,7 +126,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(5);
 
     #[tokio::test]
-    async fn a_socket_sends_at_once_and_notices_a_dead_peer() {
+    async fn a_socket_has_nodelay_keepalive_and_a_user_timeout() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let stream = dial("localhost", port, LIMIT, &SystemClock).await.unwrap();
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refused_connection_is_told_at_once() {
+    async fn a_refused_connection_is_reported_without_waiting_for_the_limit() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
@@ -143,11 +145,11 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 
-    /// A listener with a full backlog leaves a connect unanswered, on any machine and without a network.
+    /// A listener with a full backlog: it leaves a connect unanswered, on any machine and without a network.
     struct Unanswering {
         address: SocketAddr,
-        _listens: socket2::Socket,
-        _fills: std::net::TcpStream,
+        _listener: socket2::Socket,
+        _backlog: std::net::TcpStream,
     }
 
     impl Unanswering {
@@ -156,13 +158,13 @@ mod tests {
             socket.bind(&address.into().into()).unwrap();
             socket.listen(0).unwrap();
             let address = socket.local_addr().unwrap().as_socket().unwrap();
-            let fills = std::net::TcpStream::connect(address).unwrap();
-            Self { address, _listens: socket, _fills: fills }
+            let backlog = std::net::TcpStream::connect(address).unwrap();
+            Self { address, _listener: socket, _backlog: backlog }
         }
     }
 
     #[tokio::test]
-    async fn a_host_that_does_not_answer_costs_no_more_than_the_limit() {
+    async fn dial_to_a_host_that_does_not_answer_fails_after_the_limit() {
         let host = Unanswering::bind(([127, 0, 0, 1], 0));
         let limit = Duration::from_millis(50);
         let late = dial("127.0.0.1", host.address.port(), limit, &SystemClock).await.unwrap_err();
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn addresses_that_do_not_answer_or_refuse_do_not_keep_others_from_being_tried() {
+    async fn the_last_address_is_tried_if_the_others_refuse_or_do_not_answer() {
         let silent = Unanswering::bind(([127, 0, 0, 1], 0));
         let other = Unanswering::bind(([127, 0, 0, 2], 0));
         let refusing = {
@@ -180,7 +182,7 @@ mod tests {
         let answering = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let wanted = answering.local_addr().unwrap();
         let addresses = vec![silent.address, refusing, other.address, wanted];
-        // The system itself gives up after two minutes.
+        // Without the parallel attempts, the kernel's own connect timeout of two minutes would apply.
         let connected = within(
             &SystemClock,
             LIMIT * 6,
@@ -192,14 +194,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_address_has_its_share_of_a_short_limit() {
+    async fn the_last_address_gets_its_share_of_a_short_limit() {
         let silent: Vec<_> = (1..=40).map(|host| Unanswering::bind(([127, 0, 1, host], 0))).collect();
         let answering = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut addresses: Vec<_> = silent.iter().map(|host| host.address).collect();
         addresses.push(answering.local_addr().unwrap());
         let (began, limit) = (SystemClock.now(), Duration::from_millis(400));
         first_to_answer(addresses, limit, &SystemClock, TcpStream::connect).await.unwrap();
-        // Ten seconds: room for a machine that stands still.
+        // Ten seconds: enough room for a machine that pauses.
         let whole = 40 * HEAD_START;
         assert!(
             SystemClock.now() - began < whole,
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_error_of_addresses_that_all_refuse_says_so() {
+    async fn if_all_addresses_refuse_the_error_is_connection_refused() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn families_take_turns() {
+    fn address_families_alternate() {
         let parse = |text: &str| text.parse::<SocketAddr>().unwrap();
         let [a, b, c] = ["[::1]:1", "[::2]:1", "[::3]:1"].map(parse);
         let [x, y] = ["127.0.0.1:1", "127.0.0.2:1"].map(parse);

@@ -1,21 +1,31 @@
-//! Sockets and TLS for the networked backends of Simba.
+//! The machinery that the networked backends of Simba share, and that backends in other repositories may use.
+//! `examples/outside-backend`, a backend for memcached, shows how.
 //!
-//! A half-open connection must never look like silence, and TLS that was asked for must never end as plain
-//! text. What both take is the same for every store, so it is here once: [`dial`] opens a socket that notices
-//! when its peer is gone, [`Tls`] checks whom it talks to, [`Backoff`] spaces the tries to connect again,
-//! [`Socket`] sends without a wait, [`ServerClock`] notices that a server's clock was set.
+//! | module | contents |
+//! |---|---|
+//! | [`Endpoint`], [`dial`], [`Tls`] | hosts, a socket that detects a dead peer, TLS that never falls back to plain text |
+//! | [`supervise`] | keeps a connection open: tries endpoints, pings, backs off, publishes its state |
+//! | [`batch`] | combines calls that arrive together into one request |
+//! | [`queue`] | the session on a store that keeps contenders in a queue of entries |
+//! | [`ServerClock`] | detects that a server's clock was set |
+//! | [`Backoff`], [`Socket`] | pauses between attempts, writes that do not block |
+//!
+//! All of it runs on the engine's clock. Tests run it on virtual time.
 
 mod backoff;
+pub mod batch;
 mod clock_step;
 mod dial;
-mod place;
+mod endpoint;
+pub mod queue;
 mod socket;
+pub mod supervise;
 mod tls;
 
 pub use backoff::Backoff;
 pub use clock_step::{ClockReading, ClockStep, ServerClock};
 pub use dial::{dial, first_to_answer};
-pub use place::Place;
+pub use endpoint::Endpoint;
 pub use rustls;
 pub use socket::Socket;
 pub use tls::{Tls, Verify};

@@ -1,18 +1,36 @@
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use simba_core::{Backend, Claim, Clock, Operate, Result, Session, SystemClock, async_trait};
+use simba_core::spi::{Backend, Claim, Operate, Session, async_trait, within};
+use simba_core::{Clock, Moment, Result, SystemClock};
+use simba_net::Backoff;
+use simba_net::batch::SendBatch;
+use simba_net::supervise::{State, Supervised};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_postgres::Row;
 
+use crate::batch::{Calls, Numbers, Reply, Request, limits};
 use crate::config::PostgresConfig;
-use crate::error::closed;
-use crate::handle::{Handle, State};
+use crate::connection::{Connection, Param};
+use crate::error::{closed, locked};
 use crate::session::PostgresSession;
-use crate::supervisor;
+use crate::settings::Settings;
+use crate::statements::Query;
+use crate::supervisor::{self, Task};
+use crate::wakeups::Notifications;
 
-/// Mutexes on a PostgreSQL server.
+/// How long the last background tasks may take when a handle is closed.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The pauses between the attempts of a call whose row is locked. A statement of another handle locks a row for some
+/// milliseconds, until it is on the disk.
+const LOCKED_PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+
+/// The backend for PostgreSQL.
 ///
-/// One value serves any number of mutexes over two connections: one for commands, one for wake-ups, which is
-/// opened when the first contender has to wait. Dropping it closes both.
+/// One value serves any number of mutexes over two connections: one for commands and one for wakeups, which is opened
+/// when the first contender has to wait. Dropping it closes both.
 ///
 /// # Examples
 ///
@@ -30,40 +48,38 @@ use crate::supervisor;
 /// # }
 /// ```
 pub struct PostgresBackend {
-    handle: Arc<Handle>,
+    shared: Arc<Shared>,
 }
 
 impl PostgresBackend {
-    /// Connects, and keeps connected from then on. The tables need not be there yet.
+    /// Connects, and reconnects whenever the connection breaks. The tables need not exist yet.
     ///
     /// # Errors
     ///
-    /// No server of the configuration can be reached, lets us in, or takes writes.
+    /// No server of the configuration is reachable, accepts the login and accepts writes.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     pub async fn connect(config: PostgresConfig) -> Result<Self> {
         Self::connect_with_clock(config, Arc::new(SystemClock)).await
     }
 
-    /// The same with another clock for timeouts and reconnects.
+    /// Connects with another clock for timeouts and reconnects.
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect).
+    /// See [`connect`](Self::connect).
     pub async fn connect_with_clock(config: PostgresConfig, clock: Arc<dyn Clock>) -> Result<Self> {
-        let (handle, errands) = Handle::new(config, clock);
-        let handle = Arc::new(handle);
-        let wire = supervisor::connect(&handle).await?;
-        supervisor::prepare(&handle, &wire).await;
-        handle.state.send_replace(State::Up(Arc::clone(&wire)));
-        tokio::spawn(supervisor::run(Arc::clone(&handle), wire, errands));
-        Ok(Self { handle })
+        let (background, tasks) = mpsc::unbounded_channel();
+        let backend = Self { shared: Arc::new(Shared::new(config, clock, background)) };
+        tokio::spawn(supervisor::run(Arc::clone(&backend.shared), tasks));
+        backend.shared.connection().await?.check().await?;
+        Ok(backend)
     }
 
-    pub(crate) fn handle(&self) -> &Handle {
-        &self.handle
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
     }
 }
 
@@ -74,10 +90,10 @@ impl Backend for PostgresBackend {
     }
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        if *self.handle.closing.borrow() {
+        if *self.shared.closing.borrow() {
             return Err(closed());
         }
-        Ok(Box::new(PostgresSession::new(Arc::clone(&self.handle), claim)))
+        Ok(Box::new(PostgresSession::new(Arc::clone(&self.shared), claim)))
     }
 
     fn operate(&self) -> Option<&dyn Operate> {
@@ -85,19 +101,149 @@ impl Backend for PostgresBackend {
     }
 
     async fn close(&self) {
-        self.handle.close();
-        self.handle.closed().await;
+        self.shared.closing.send_replace(true);
+        let mut states = self.shared.commands.states();
+        let ended = states.wait_for(|state| matches!(state, State::Closed));
+        // A supervisor whose runtime was shut down before it started does not update the state.
+        if within(&*self.shared.settings.clock, CLOSE_TIMEOUT * 2, ended).await.is_none() {
+            self.shared.commands.close();
+        }
     }
 }
 
 impl fmt::Debug for PostgresBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresBackend").field("config", &self.handle.config).finish_non_exhaustive()
+        let config = &self.shared.settings.config;
+        f.debug_struct("PostgresBackend").field("config", config).finish_non_exhaustive()
     }
 }
 
 impl Drop for PostgresBackend {
     fn drop(&mut self) {
-        self.handle.close();
+        self.shared.closing.send_replace(true);
+    }
+}
+
+/// The state that the sessions, operators and supervisor of one handle share.
+pub(crate) struct Shared {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) ddl: String,
+    /// The connection for commands, shared by all mutexes.
+    pub(crate) commands: Supervised<Connection>,
+    pub(crate) notifications: Arc<Notifications>,
+    /// Sends acquisitions and renewals.
+    pub(crate) takes: Calls,
+    /// Sends releases.
+    pub(crate) releases: Calls,
+    pub(crate) background: mpsc::UnboundedSender<Task>,
+    /// Requests that the statements be prepared.
+    pub(crate) prepare_wanted: Notify,
+    pub(crate) closing: watch::Sender<bool>,
+}
+
+impl Shared {
+    fn new(config: PostgresConfig, clock: Arc<dyn Clock>, background: mpsc::UnboundedSender<Task>) -> Self {
+        let (ddl, limits) = (config.tables.ddl(), limits(&config));
+        let settings = Arc::new(Settings::new(config, Arc::clone(&clock)));
+        Self {
+            ddl,
+            commands: Supervised::new(),
+            notifications: Arc::new(Notifications::new(Arc::clone(&settings))),
+            takes: Calls::new(Arc::clone(&clock), limits),
+            releases: Calls::new(clock, limits),
+            background,
+            prepare_wanted: Notify::new(),
+            closing: watch::Sender::new(false),
+            settings,
+        }
+    }
+
+    /// Returns the connection for commands. Waits while one is being opened.
+    ///
+    /// # Errors
+    ///
+    /// No connection can be opened, or the handle is closed.
+    pub(crate) async fn connection(&self) -> Result<Connection> {
+        self.commands.connection().await.map_err(|error| error.with_backend(crate::NAME))
+    }
+
+    /// Sends a statement immediately and waits for its rows.
+    pub(crate) async fn call(&self, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        self.call_unless_locked(query, params).await?.ok_or_else(locked)
+    }
+
+    /// Sends a statement immediately and waits for its rows. Returns `None` if it failed because another transaction has
+    /// locked what it needs.
+    pub(crate) async fn call_unless_locked(
+        &self,
+        query: Query,
+        params: &[Param<'_>],
+    ) -> Result<Option<Vec<Row>>> {
+        let connection = self.connection().await?;
+        match connection.call(query, params).await {
+            Ok(rows) => Ok(Some(rows)),
+            Err(error) if error.is_locked() => Ok(None),
+            Err(error) => Err(connection.error(error)),
+        }
+    }
+
+    /// Sends a request, alone or in a batch, in a statement that is built after this call was made. Returns `None` if no
+    /// row matches or the row is locked.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call that was not sent yet is never sent: it waits for a connection here, and not in a batch.
+    pub(crate) async fn send<S>(&self, calls: &Calls, sender: &S, request: Request) -> Result<Option<Numbers>>
+    where
+        S: SendBatch<Call = Request, Answer = Reply>,
+    {
+        loop {
+            self.connection().await?;
+            let reply = calls.call(sender, request.clone()).await;
+            match reply.map_err(|error| error.with_backend(crate::NAME))? {
+                Reply::NotSent => {}
+                Reply::NoRow => return Ok(None),
+                Reply::Row(numbers) => return Ok(Some(numbers)),
+            }
+        }
+    }
+
+    /// Waits until the handle is being closed.
+    pub(crate) async fn closing(&self) {
+        // The sender is a field of this value.
+        let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
+    }
+
+    /// Starts a background task. A closed handle runs none; a leftover entry expires.
+    pub(crate) fn start(&self, task: Task) {
+        let _ = self.background.send(task);
+    }
+}
+
+/// Spaces the attempts of a call whose row is locked, for at most `lock_timeout`.
+pub(crate) struct LockedRetry {
+    backoff: Backoff,
+    end: Moment,
+}
+
+impl LockedRetry {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let (first, longest) = LOCKED_PAUSES;
+        let end = settings.clock.now() + settings.config.lock_timeout;
+        Self { backoff: Backoff::new(first, longest), end }
+    }
+
+    /// Waits before the next attempt.
+    ///
+    /// # Errors
+    ///
+    /// The row stays locked.
+    pub(crate) async fn pause(&mut self, clock: &dyn Clock) -> Result<()> {
+        let now = clock.now();
+        if now >= self.end {
+            return Err(locked());
+        }
+        clock.sleep_until(now + self.backoff.pause()).await;
+        Ok(())
     }
 }

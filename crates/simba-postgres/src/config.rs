@@ -1,11 +1,12 @@
-//! Where the server is, how to log in, and how to talk to it.
+//! The configuration: endpoints, login, TLS, tables and timeouts.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use simba_core::{ConnectUrl, Error, ErrorKind, Result};
+use simba_core::spi::ConnectUrl;
+use simba_core::{Error, ErrorKind, Result};
 use simba_net::{Tls, Verify};
 
 use crate::schema::{Identifier, Tables};
@@ -30,7 +31,7 @@ const KEYS: &[&str] = &[
 
 const PORT: u16 = 5432;
 
-/// Where a PostgreSQL server is and how to talk to it.
+/// The configuration of a PostgreSQL store.
 ///
 /// `Debug` shows no password.
 ///
@@ -46,7 +47,7 @@ const PORT: u16 = 5432;
 #[derive(Clone)]
 #[must_use]
 pub struct PostgresConfig {
-    pub(crate) places: Vec<Place>,
+    pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) user: String,
     pub(crate) password: Option<String>,
     pub(crate) database: String,
@@ -60,60 +61,58 @@ pub struct PostgresConfig {
     pub(crate) ping: Duration,
 }
 
-/// One server that may be the one.
+/// The address of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    Tcp { host: String, port: u16 },
+pub(crate) enum Endpoint {
+    Tcp(simba_net::Endpoint),
     Unix { directory: PathBuf, port: u16 },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Tcp(endpoint) => endpoint.fmt(f),
             Self::Unix { directory, port } => write!(f, "{}/.s.PGSQL.{port}", directory.display()),
         }
     }
 }
 
-/// Whether a pooler that gives every transaction another server process stands in front of the server.
+/// Whether a pooler in front of the server assigns a server process per transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Pooler {
-    /// Find out: a connection that leads straight to the server needs no test, any other one is tested by
-    /// sending a message to oneself.
+    /// Detect it. A direct connection needs no test; any other one is tested with a notification to the handle itself.
     #[default]
     Auto,
-    /// Yes: nothing of a session is used, waiters poll.
+    /// There is one: no session state is used, and waiters poll.
     Yes,
-    /// No: do not test.
+    /// There is none: do not test.
     No,
 }
 
 impl PostgresConfig {
-    /// Reads `postgres://user:password@host:port,host/database?key=value`. The [crate's
-    /// documentation](crate) lists the keys.
+    /// Parses `postgres://user:password@host:port,host/database?key=value`. The [crate's documentation](crate) lists
+    /// the keys.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] for an unknown key or scheme, or a value that is none; [`ErrorKind::Config`] for
-    /// a `sslmode` that may end as plain text.
+    /// [`ErrorKind::Invalid`] for an unknown key or scheme, or an invalid value; [`ErrorKind::Config`] for a `sslmode`
+    /// that can silently fall back to plain text.
     pub fn from_url(url: &ConnectUrl) -> Result<Self> {
         if !matches!(url.scheme(), "postgres" | "postgresql") {
-            return Err(invalid(format!("`{}:` is not the scheme of a PostgreSQL server", url.scheme())));
+            return Err(invalid(format!("`{}:` is not a PostgreSQL scheme: use `postgres:`", url.scheme())));
         }
         url.only_keys(KEYS).map_err(|error| error.with_backend(crate::NAME))?;
-        let places = places(url)?;
+        let endpoints = endpoints(url)?;
         let user = url.user().or_else(|| url.query("user"));
-        let user = user.ok_or_else(|| invalid("the URL names no user: postgres://USER@host/database"))?;
+        let user = user.ok_or_else(|| invalid("the URL has no user: postgres://USER@host/database"))?;
         let database = match url.path().trim_start_matches('/') {
             "" => user,
             database => database,
         };
         let mut config = Self {
-            tls: tls(url, &places)?,
-            places,
+            tls: tls(url, &endpoints)?,
+            endpoints,
             user: user.into(),
             password: url.password().map(Into::into),
             database: database.into(),
@@ -125,19 +124,14 @@ impl PostgresConfig {
             statement_timeout: Duration::from_secs(2),
             ping: Duration::from_secs(2),
         };
-        config.read_tables(url)?;
         config.read_times(url)?;
-        Ok(config)
-    }
-
-    fn read_tables(&mut self, url: &ConnectUrl) -> Result<()> {
         if let Some(schema) = url.query("schema") {
-            self.tables.schema = Some(Identifier::new("schema", schema)?);
+            config = config.with_schema(schema)?;
         }
-        if let Some(prefix) = url.query("prefix") {
-            self.tables.prefix = Identifier::new("prefix", prefix)?;
+        match url.query("prefix") {
+            Some(prefix) => config.with_prefix(prefix),
+            None => Ok(config),
         }
-        Ok(())
     }
 
     fn read_times(&mut self, url: &ConnectUrl) -> Result<()> {
@@ -150,7 +144,7 @@ impl PostgresConfig {
         for (key, time) in times {
             if let Some(given) = url.duration(key).map_err(|error| error.with_backend(crate::NAME))? {
                 if !(Duration::from_millis(1)..=Duration::from_secs(600)).contains(&given) {
-                    return Err(invalid(format!("`{key}` is out of range: take 1ms to 10min")));
+                    return Err(invalid(format!("`{key}` is out of range: use 1ms to 10min")));
                 }
                 *time = given;
             }
@@ -158,7 +152,7 @@ impl PostgresConfig {
         Ok(())
     }
 
-    /// Looks for the tables in this schema instead of the first one of the search path.
+    /// Sets the schema of the tables; default: the first one of the search path.
     ///
     /// # Errors
     ///
@@ -178,55 +172,55 @@ impl PostgresConfig {
         Ok(self)
     }
 
-    /// Takes the password from elsewhere than the URL.
+    /// Sets the password, instead of the one in the URL.
     pub fn with_password(self, password: impl Into<String>) -> Self {
         Self { password: Some(password.into()), ..self }
     }
 
-    /// Speaks TLS, or with `None` plain text.
+    /// Sets the TLS settings; `None` means plain text.
     pub fn with_tls(self, tls: Option<Tls>) -> Self {
         Self { tls, ..self }
     }
 
-    /// Says whether a transaction pooler stands in front of the server.
+    /// Sets whether a transaction pooler is in front of the server.
     pub fn with_pooler(self, pooler: Pooler) -> Self {
         Self { pooler, ..self }
     }
 
-    /// Waits at most this long for a row that another transaction has locked; default 100 ms. Everything
-    /// else on the handle waits with it.
+    /// Sets how long a call is repeated while another transaction has locked its mutex's row; default 100 ms. Then it
+    /// fails. The calls for other mutexes do not wait for it.
     pub fn with_lock_timeout(self, lock_timeout: Duration) -> Self {
         Self { lock_timeout, ..self }
     }
 
-    /// Lets no statement run for longer; default 2 s.
+    /// Sets the time limit of a statement; default 2 s.
     pub fn with_statement_timeout(self, statement_timeout: Duration) -> Self {
         Self { statement_timeout, ..self }
     }
 
-    /// Waits at most this long for a new connection; default 5 s.
+    /// Sets the time limit for opening a connection; default 5 s.
     pub fn with_connect_timeout(self, connect_timeout: Duration) -> Self {
         Self { connect_timeout, ..self }
     }
 
-    /// Asks each connection for a sign of life this often; default 2 s.
+    /// Sets how often each connection is checked with a ping; default 2 s.
     pub fn with_ping(self, ping: Duration) -> Self {
         Self { ping, ..self }
     }
 
-    /// What an owner of the tables runs so that the user of this configuration can contend, and do no more.
+    /// Returns the statements that grant the user the privileges that contending needs, and no more.
     #[must_use]
     pub fn grants(&self) -> String {
         self.tables.grants(&self.user)
     }
 
-    /// How long the server may take to answer before its connection counts as broken: whatever it does, a
-    /// statement ends before.
-    pub(crate) fn silence(&self) -> Duration {
+    /// Returns how long the server may take to answer before its connection counts as broken. Longer than any
+    /// statement.
+    pub(crate) fn call_timeout(&self) -> Duration {
         self.statement_timeout + Duration::from_secs(1)
     }
 
-    /// How the driver logs in.
+    /// Returns the login settings for the driver.
     pub(crate) fn login(&self) -> tokio_postgres::Config {
         let mut login = tokio_postgres::Config::new();
         login.user(&self.user).dbname(&self.database).application_name(&self.application_name);
@@ -244,7 +238,7 @@ impl PostgresConfig {
 impl fmt::Debug for PostgresConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresConfig")
-            .field("places", &self.places)
+            .field("endpoints", &self.endpoints)
             .field("user", &self.user)
             .field("database", &self.database)
             .field("tls", &self.tls.as_ref().map(Tls::verify))
@@ -254,24 +248,22 @@ impl fmt::Debug for PostgresConfig {
     }
 }
 
-fn places(url: &ConnectUrl) -> Result<Vec<Place>> {
+fn endpoints(url: &ConnectUrl) -> Result<Vec<Endpoint>> {
     let parsed = url.parsed("port", "a port").map_err(|error| error.with_backend(crate::NAME))?;
     let port = parsed.unwrap_or(PORT);
     if let Some(directory) = url.query("host") {
         if !url.hosts().is_empty() || !Path::new(directory).is_absolute() {
             return Err(invalid(
-                "`host` in the URL is for a directory with a socket, such as \
+                "`host` in the URL must be the directory of a local socket, such as \
                  postgres:///database?host=/run/postgresql&user=app",
             ));
         }
-        return Ok(vec![Place::Unix { directory: directory.into(), port }]);
+        return Ok(vec![Endpoint::Unix { directory: directory.into(), port }]);
     }
     if url.hosts().is_empty() {
-        return Err(invalid("the URL names no host: postgres://user@HOST/database"));
+        return Err(invalid("the URL has no host: postgres://user@HOST/database"));
     }
-    let place =
-        |host: &simba_core::Host| Place::Tcp { host: host.name.clone(), port: host.port.unwrap_or(port) };
-    Ok(url.hosts().iter().map(place).collect())
+    Ok(simba_net::Endpoint::all(url, port).into_iter().map(Endpoint::Tcp).collect())
 }
 
 fn pooler(url: &ConnectUrl) -> Result<Pooler> {
@@ -279,15 +271,15 @@ fn pooler(url: &ConnectUrl) -> Result<Pooler> {
         None | Some("auto") => Ok(Pooler::Auto),
         Some("true") => Ok(Pooler::Yes),
         Some("false") => Ok(Pooler::No),
-        Some(_) => Err(invalid("`pooler` in the URL is true, false or auto")),
+        Some(_) => Err(invalid("`pooler` in the URL must be true, false or auto")),
     }
 }
 
-/// What the URL says about TLS. What may end as plain text is refused.
-fn tls(url: &ConnectUrl, places: &[Place]) -> Result<Option<Tls>> {
+/// Reads the TLS settings. Refuses a mode that can silently fall back to plain text.
+fn tls(url: &ConnectUrl, endpoints: &[Endpoint]) -> Result<Option<Tls>> {
     let mode = match url.query("sslmode") {
         Some(mode) => mode,
-        None if places.iter().all(is_near) => "disable",
+        None if endpoints.iter().all(is_local) => "disable",
         None => "verify-full",
     };
     let files = ["sslrootcert", "sslcert", "sslkey"];
@@ -295,23 +287,23 @@ fn tls(url: &ConnectUrl, places: &[Place]) -> Result<Option<Tls>> {
         "disable" => {
             return match files.iter().find(|key| url.query(key).is_some()) {
                 Some(key) => {
-                    Err(invalid(format!("`{key}` is for TLS, which is off: add sslmode=verify-full")))
+                    Err(invalid(format!("`{key}` needs TLS, which is off: add sslmode=verify-full")))
                 }
                 None => Ok(None),
             };
         }
-        // As libpq does: whoever names an authority wants it checked.
+        // As in libpq: a given CA is verified.
         "require" if url.query("sslrootcert").is_some() => Verify::Ca,
         "require" => Verify::Nothing,
         "verify-ca" => Verify::Ca,
         "verify-full" => Verify::Full,
         "prefer" | "allow" => {
             let message = format!(
-                "sslmode={mode} may end as plain text without a word: take verify-full, or disable to say so"
+                "sslmode={mode} can silently fall back to plain text: use verify-full, or disable for plain text"
             );
             return Err(Error::new(ErrorKind::Config, message).with_backend(crate::NAME));
         }
-        _ => return Err(invalid("`sslmode` in the URL is disable, require, verify-ca or verify-full")),
+        _ => return Err(invalid("`sslmode` in the URL must be disable, require, verify-ca or verify-full")),
     };
     let mut tls = Tls::new(verify);
     if let Some(ca) = url.query("sslrootcert") {
@@ -320,15 +312,15 @@ fn tls(url: &ConnectUrl, places: &[Place]) -> Result<Option<Tls>> {
     match (url.query("sslcert"), url.query("sslkey")) {
         (Some(certificate), Some(key)) => Ok(Some(tls.with_identity(certificate, key))),
         (None, None) => Ok(Some(tls)),
-        _ => Err(invalid("`sslcert` and `sslkey` go together")),
+        _ => Err(invalid("`sslcert` and `sslkey` must be given together")),
     }
 }
 
-/// Whether nobody else's wire lies in between.
-fn is_near(place: &Place) -> bool {
-    match place {
-        Place::Unix { .. } => true,
-        Place::Tcp { host, .. } => {
+/// Returns whether the connection stays on this machine.
+fn is_local(endpoint: &Endpoint) -> bool {
+    match endpoint {
+        Endpoint::Unix { .. } => true,
+        Endpoint::Tcp(simba_net::Endpoint { host, .. }) => {
             host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
         }
     }
@@ -351,23 +343,23 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_where_and_who() {
+    fn url_sets_endpoints_user_and_database() {
         let config = read("postgres://app:pw@a,b:6000/db?port=7000").unwrap();
-        let places: Vec<_> = config.places.iter().map(ToString::to_string).collect();
-        assert_eq!(places, ["a:7000", "b:6000"]);
+        let endpoints: Vec<_> = config.endpoints.iter().map(ToString::to_string).collect();
+        assert_eq!(endpoints, ["a:7000", "b:6000"]);
         assert_eq!((config.user.as_str(), config.database.as_str()), ("app", "db"));
         assert_eq!(read("postgresql://app@localhost").unwrap().database, "app", "as libpq does");
     }
 
     #[test]
-    fn a_socket_is_named_by_its_directory() {
+    fn a_local_socket_is_given_by_its_directory() {
         let config = read("postgres:///db?host=/run/postgresql&port=5433&user=app").unwrap();
-        assert_eq!(config.places[0].to_string(), "/run/postgresql/.s.PGSQL.5433");
+        assert_eq!(config.endpoints[0].to_string(), "/run/postgresql/.s.PGSQL.5433");
         assert!(refusal("postgres://app@h/db?host=/run").contains("directory"));
     }
 
     #[test]
-    fn tls_is_on_unless_nobody_else_s_wire_lies_in_between() {
+    fn tls_is_on_unless_all_endpoints_are_local() {
         let verify = |url| read(url).unwrap().tls.map(|tls| tls.verify());
         assert_eq!(verify("postgres://app@127.0.0.1/db"), None);
         assert_eq!(verify("postgres://app@[::1],localhost/db"), None);
@@ -379,18 +371,18 @@ mod tests {
     }
 
     #[test]
-    fn what_may_end_as_plain_text_is_refused() {
+    fn a_mode_that_can_fall_back_to_plain_text_is_refused() {
         for mode in ["prefer", "allow"] {
             let refused = read(&format!("postgres://app@db/db?sslmode={mode}")).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Config);
             assert!(refused.to_string().contains("plain text"));
         }
         assert!(refusal("postgres://app@127.0.0.1/db?sslrootcert=/ca").contains("TLS, which is off"));
-        assert!(refusal("postgres://app@db/db?sslcert=/a").contains("go together"));
+        assert!(refusal("postgres://app@db/db?sslcert=/a").contains("given together"));
     }
 
     #[test]
-    fn typing_errors_are_told() {
+    fn invalid_keys_and_values_are_refused() {
         assert!(refusal("postgres://app@h/db?sslmod=disable").contains("`sslmod`"));
         assert!(refusal("postgres://app@h/db?pooler=maybe").contains("true, false or auto"));
         assert!(refusal("postgres://app@h/db?prefix=a;drop").contains("prefix"));
@@ -400,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_shows_the_password() {
+    fn debug_output_has_no_password() {
         let config = read("postgres://app:canary@h/db").unwrap().with_password("canary-too");
         assert!(!format!("{config:?}").contains("canary"));
     }

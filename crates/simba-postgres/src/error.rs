@@ -1,92 +1,74 @@
-//! What the server, the driver and the network say, as errors with a cause and a cure.
+//! Converts errors of the server, the driver and the network into errors with a cause and a fix.
 //!
-//! No message repeats a password: the server never does, the driver holds none in its errors, and the URL goes
-//! into none of them.
+//! No message contains a password: the server repeats none, the driver's errors hold none, and no message contains
+//! the URL.
 
-use std::{fmt, io};
+use std::io;
 
 use simba_core::{Error, ErrorKind};
 use tokio_postgres::error::SqlState;
 
 use crate::NAME;
-use crate::config::{Place, PostgresConfig};
+use crate::config::{Endpoint, PostgresConfig};
 
-/// The driver's error.
-pub(crate) type Fault = tokio_postgres::Error;
+/// An error of the driver.
+pub(crate) type DriverError = tokio_postgres::Error;
 
-/// Why a statement has no answer.
-#[derive(Debug)]
-pub(crate) enum Trouble {
-    /// The driver or the server says so.
-    Fault(Fault),
-    /// The server is none to work with: whatever it answered does not count.
-    Refused(Error),
+/// The failure of a statement: the error for the caller, and the server's code.
+pub(crate) struct CallError {
+    pub(crate) error: Error,
+    code: Option<SqlState>,
 }
 
-impl From<Fault> for Trouble {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
-    }
-}
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fault(fault) => fault.fmt(f),
-            Self::Refused(error) => error.fmt(f),
-        }
-    }
-}
-
-impl Trouble {
-    fn code(&self) -> Option<&str> {
-        match self {
-            Self::Fault(fault) => fault.code().map(SqlState::code),
-            Self::Refused(_) => None,
-        }
+impl CallError {
+    pub(crate) fn new(error: DriverError, config: &PostgresConfig) -> Self {
+        Self { code: error.code().cloned(), error: from_driver(error, config) }
     }
 
-    /// Whether the server undid the statement for the sake of another one, so that it can be sent again.
-    pub(crate) fn is_undone(&self) -> bool {
-        matches!(self.code(), Some("40001" | "40P01"))
+    fn has_code(&self, codes: &[&str]) -> bool {
+        self.code.as_ref().is_some_and(|code| codes.contains(&code.code()))
     }
 
-    /// Whether a row or a table was locked for too long.
+    /// Returns whether the server rolled the statement back in favour of another one, so that it can be sent again.
+    pub(crate) fn is_rolled_back(&self) -> bool {
+        self.has_code(&["40001", "40P01"])
+    }
+
+    /// Returns whether another transaction has locked what the statement needs.
     pub(crate) fn is_locked(&self) -> bool {
-        self.code() == Some(SqlState::LOCK_NOT_AVAILABLE.code())
+        self.has_code(&["55P03"])
     }
 
-    /// Whether the server's queue of notifications is full, since a session that listens does not read.
+    /// Returns whether the server's NOTIFY queue is full because a listening session does not read.
     pub(crate) fn is_notify_queue_full(&self) -> bool {
-        self.code() == Some(SqlState::PROGRAM_LIMIT_EXCEEDED.code())
+        self.has_code(&["54000"])
     }
 
-    /// Whether the server has forgotten what was prepared on this connection.
-    pub(crate) fn is_forgotten(&self) -> bool {
-        matches!(self.code(), Some("26000" | "0A000" | "42P05"))
-    }
-
-    /// What it means for the caller.
-    pub(crate) fn told(self, config: &PostgresConfig) -> Error {
-        match self {
-            Self::Fault(fault) => of_fault(fault, config),
-            Self::Refused(error) => error,
-        }
+    /// Returns whether the prepared statements of this connection are invalid.
+    pub(crate) fn is_stale_statement(&self) -> bool {
+        self.has_code(&["26000", "0A000", "42P05"])
     }
 }
 
-/// What a failed statement or login means.
-pub(crate) fn of_fault(fault: Fault, config: &PostgresConfig) -> Error {
-    let (kind, message) = match fault.code() {
-        Some(code) => verdict(code, config),
-        None => silent(&fault),
+/// The server check failed, so the answer does not count.
+impl From<Error> for CallError {
+    fn from(error: Error) -> Self {
+        Self { error, code: None }
+    }
+}
+
+/// Converts the error of a statement or login.
+pub(crate) fn from_driver(error: DriverError, config: &PostgresConfig) -> Error {
+    let (kind, message) = match error.code() {
+        Some(code) => classify(code, config),
+        None => classify_driver(&error),
     };
-    Error::new(kind, message).with_source(fault).with_backend(NAME)
+    Error::new(kind, message).with_source(error).with_backend(NAME)
 }
 
-/// What a connection that could not be opened means.
-pub(crate) fn of_dial(error: io::Error, place: &Place) -> Error {
-    let message = format!("no connection to {place}: check the host, the port and that the server runs");
+/// Converts the error of a connection attempt.
+pub(crate) fn from_dial(error: io::Error, endpoint: &Endpoint) -> Error {
+    let message = format!("no connection to {endpoint}: check the host, the port and that the server runs");
     unavailable(message).with_source(error)
 }
 
@@ -102,136 +84,117 @@ pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the backend is closed").with_backend(NAME)
 }
 
-/// Nothing to read or write with for now, and no reason known yet.
+/// Returns the error of a broken connection whose cause is not known yet.
 pub(crate) fn lost() -> Error {
     unavailable("the connection to the server is lost")
 }
 
-/// A row that stays locked.
+/// Returns the error of a row that stays locked.
 pub(crate) fn locked() -> Error {
-    unavailable(
-        "another transaction keeps the mutex's row locked: find it in pg_stat_activity and end it with \
-         pg_terminate_backend",
-    )
+    unavailable(LOCKED)
 }
 
-/// A server that takes no writes.
-pub(crate) fn read_only(place: &Place) -> Error {
+/// Returns the error of a server that accepts no writes.
+pub(crate) fn read_only(endpoint: &Endpoint) -> Error {
     unavailable(format!(
-        "{place} takes no writes: it is a standby or read-only; name the primary in the URL, or several hosts \
+        "{endpoint} takes no writes: it is a standby or read-only; name the primary in the URL, or several hosts \
          separated by commas"
     ))
 }
 
-/// The driver's own trouble, without a word from the server.
-fn silent(fault: &Fault) -> (ErrorKind, String) {
-    let text = words(fault);
-    let broken = causes(fault).find_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
-    // The driver knows these by their text alone.
-    let says = |word: &str| text.contains(word);
-    if says("password missing") {
-        (ErrorKind::Denied, "the server asks for a password and the URL has none: add one".into())
-    } else if says("TLS") && broken.is_none_or(|kind| kind == io::ErrorKind::InvalidData) {
-        // What TLS refuses comes as data that is not valid; anything else is the network.
-        let message = "the server does not speak TLS as asked for: turn its ssl on, or check sslmode, \
-                       sslrootcert and the name of the host";
+/// Classifies an error of the driver without a code of the server.
+fn classify_driver(error: &DriverError) -> (ErrorKind, String) {
+    let text = full_text(error);
+    let io_kind = causes(error).find_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+    // The driver exposes these cases only in its text.
+    let contains = |word: &str| text.contains(word);
+    if contains("password missing") {
+        (ErrorKind::Denied, "the server requires a password and the URL has none: add one".into())
+    } else if contains("TLS") && io_kind.is_none_or(|kind| kind == io::ErrorKind::InvalidData) {
+        // TLS failures are reported as invalid data; other kinds are network failures.
+        let message = "the server does not support TLS as requested: enable ssl on the server, or check sslmode, \
+                       sslrootcert and the host name";
         (ErrorKind::Denied, message.into())
-    } else if says("authentication") {
-        (ErrorKind::Denied, "the server asks for a login that this client does not know: use SCRAM".into())
-    } else if fault.is_closed() || broken.is_some() {
+    } else if contains("authentication") {
+        (ErrorKind::Denied, "the server requires an unsupported authentication method: use SCRAM".into())
+    } else if error.is_closed() || io_kind.is_some() {
         (ErrorKind::Unavailable, "the connection to the server is lost".into())
     } else {
-        (ErrorKind::Protocol, "the server and the driver do not understand each other".into())
+        (ErrorKind::Protocol, "the server and the driver disagree about the protocol".into())
     }
 }
 
-/// An error of the driver and all its causes.
-fn causes(fault: &Fault) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
-    std::iter::successors(Some(fault as &(dyn std::error::Error + 'static)), |error| error.source())
+/// Returns an error of the driver and all its causes.
+fn causes(error: &DriverError) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source())
 }
 
-fn words(fault: &Fault) -> String {
-    causes(fault).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+fn full_text(error: &DriverError) -> String {
+    causes(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// What the server's code means for the caller.
-fn verdict(code: &SqlState, config: &PostgresConfig) -> (ErrorKind, String) {
-    use ErrorKind::{Config, Denied, Protocol, Unavailable};
-    let (user, database) = (&config.user, &config.database);
-    match code.code() {
-        "28P01" => (Denied, format!("wrong password for the user `{user}`: correct the URL")),
-        "28000" => {
-            (Denied, format!("the server lets the user `{user}` not in: check pg_hba.conf and sslmode"))
-        }
-        "42501" => (
-            Denied,
-            format!("the user `{user}` lacks a right; an owner runs: {}", config.tables.grants(user)),
-        ),
-        "3D000" => (Config, format!("there is no database `{database}`: create it or correct the URL")),
-        "42P01" | "3F000" => (
-            Config,
-            format!(
-                "there is no table {} or {}: run `simba schema --apply`, or name their schema in the URL",
-                config.tables.mutex(),
-                config.tables.waiter()
-            ),
-        ),
-        "25006" => {
-            (Unavailable, "the server takes no writes: it is a standby or read-only; name the primary".into())
-        }
-        "53300" => (
-            Unavailable,
-            "the server has no connection left: raise max_connections, or end what uses them up".into(),
-        ),
-        "53100" => (Unavailable, "the server's disk is full: make room on it".into()),
-        "55P03" => (Unavailable, locked_row()),
-        "57014" => (
-            Unavailable,
-            "a statement took longer than statement_timeout: the server is overloaded or a table is locked"
-                .into(),
-        ),
-        "22003" => (
-            Config,
-            format!("a number in {} is at its end: set its token back by hand", config.tables.mutex()),
-        ),
-        code if starts(code, &["08", "53", "57", "58", "40", "26"]) => {
-            (Unavailable, format!("the server cannot serve for now (SQLSTATE {code})"))
-        }
-        code if starts(code, &["42", "22", "23"]) => (
-            Config,
-            format!(
-                "the tables {} and {} are not ours or of another version (SQLSTATE {code}): compare them with \
-                 `simba schema`, or choose another prefix in the URL",
-                config.tables.mutex(),
-                config.tables.waiter()
-            ),
-        ),
-        code => (Protocol, format!("the server refused a statement (SQLSTATE {code})")),
-    }
-}
+const LOCKED: &str = "another transaction keeps the mutex's row locked: find it in pg_stat_activity and end it with \
+     pg_terminate_backend";
 
-fn locked_row() -> String {
-    "another transaction keeps the mutex's row locked: find it in pg_stat_activity and end it with \
-     pg_terminate_backend"
-        .into()
-}
+/// The kind and message for codes of the server. The first entry with a prefix of the error's code is used.
+const CODES: &[(&[&str], ErrorKind, &str)] = &[
+    (&["28P01"], ErrorKind::Denied, "wrong password for the user `{user}`: correct the URL"),
+    (&["28000"], ErrorKind::Denied, "the server rejects user `{user}`: check pg_hba.conf and sslmode"),
+    (&["42501"], ErrorKind::Denied, "the user `{user}` lacks a privilege; the owner runs: {grants}"),
+    (&["3D000"], ErrorKind::Config, "there is no database `{database}`: create it or correct the URL"),
+    (&["42P01", "3F000"], ErrorKind::Config, NO_TABLE),
+    (
+        &["25006"],
+        ErrorKind::Unavailable,
+        "the server takes no writes: it is a standby or read-only; name the primary",
+    ),
+    (
+        &["53300"],
+        ErrorKind::Unavailable,
+        "the server has no connection left: raise max_connections, or close unused connections",
+    ),
+    (&["53100"], ErrorKind::Unavailable, "the server's disk is full: make room on it"),
+    (&["55P03"], ErrorKind::Unavailable, LOCKED),
+    (
+        &["57014"],
+        ErrorKind::Unavailable,
+        "a statement took longer than statement_timeout: the server is overloaded or a table is locked",
+    ),
+    (&["22003"], ErrorKind::Config, "a token in {mutex} has reached its maximum: lower it manually"),
+    (&["08", "53", "57", "58", "40", "26"], ErrorKind::Unavailable, OUTAGE),
+    (&["42", "22", "23"], ErrorKind::Config, OTHER_TABLE),
+];
 
-fn starts(code: &str, classes: &[&str]) -> bool {
-    classes.iter().any(|class| code.starts_with(class))
+const NO_TABLE: &str =
+    "there is no table {mutex} or {waiter}: run `simba schema --apply`, or name their schema in the URL";
+const REFUSED: &str = "the server refused a statement (SQLSTATE {code})";
+const OUTAGE: &str = "the server is temporarily unavailable (SQLSTATE {code})";
+const OTHER_TABLE: &str = "the tables {mutex} and {waiter} were not created by this version of Simba (SQLSTATE \
+     {code}): compare them with `simba schema`, or choose another prefix in the URL";
+
+/// Classifies an SQLSTATE code of the server.
+fn classify(code: &SqlState, config: &PostgresConfig) -> (ErrorKind, String) {
+    let code = code.code();
+    let found = CODES.iter().find(|(prefixes, ..)| prefixes.iter().any(|prefix| code.starts_with(prefix)));
+    let (kind, message) =
+        found.map_or((ErrorKind::Protocol, REFUSED), |(_, kind, message)| (*kind, *message));
+    let message = config.tables.with_names(&message.replace("{code}", code));
+    let message = message.replace("{grants}", &config.tables.grants(&config.user));
+    (kind, message.replace("{user}", &config.user).replace("{database}", &config.database))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn told(code: &str) -> (ErrorKind, String) {
+    fn classified(code: &str) -> (ErrorKind, String) {
         let config = PostgresConfig::from_url(&"postgres://app:canary@h/db".parse().unwrap()).unwrap();
-        verdict(&SqlState::from_code(code), &config)
+        classify(&SqlState::from_code(code), &config)
     }
 
     #[test]
-    fn each_cause_has_its_kind_and_its_cure() {
-        let wanted = [
+    fn each_code_has_its_kind_and_its_fix() {
+        let expected = [
             ("28P01", ErrorKind::Denied, "wrong password"),
             ("42501", ErrorKind::Denied, "GRANT SELECT, INSERT, UPDATE ON simba_mutex TO \"app\""),
             ("3D000", ErrorKind::Config, "no database `db`"),
@@ -241,15 +204,15 @@ mod tests {
             ("25006", ErrorKind::Unavailable, "name the primary"),
             ("53300", ErrorKind::Unavailable, "max_connections"),
             ("53100", ErrorKind::Unavailable, "disk is full"),
-            ("57P01", ErrorKind::Unavailable, "for now"),
+            ("57P01", ErrorKind::Unavailable, "temporarily unavailable"),
             ("55P03", ErrorKind::Unavailable, "pg_stat_activity"),
-            ("22003", ErrorKind::Config, "at its end"),
+            ("22003", ErrorKind::Config, "reached its maximum"),
             ("XX000", ErrorKind::Protocol, "XX000"),
         ];
-        for (code, kind, cure) in wanted {
-            let (told, message) = told(code);
-            assert_eq!(told, kind, "{code}");
-            assert!(message.contains(cure) && !message.contains("canary"), "{code}: {message}");
+        for (code, kind, text) in expected {
+            let (actual, message) = classified(code);
+            assert_eq!(actual, kind, "{code}");
+            assert!(message.contains(text) && !message.contains("canary"), "{code}: {message}");
         }
     }
 }

@@ -1,26 +1,26 @@
-//! The tables: their names, their making, and whether they are as they should be.
+//! The tables: their names, DDL and grants, and a check of their columns.
 
 use std::fmt;
 
 use simba_core::{Error, ErrorKind, Result};
 
-/// The statements that make the tables.
+/// The statements that create the tables.
 const DDL: &str = include_str!("schema.sql");
 
-/// A name that goes into statements as it is, so that its pattern is fixed.
+/// An identifier that goes into statements unquoted; its characters are restricted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identifier(String);
 
 impl Identifier {
-    /// Short enough that no name made of it reaches the server's 63 bytes.
+    /// Keeps every name that is built from it below the server's limit of 63 bytes.
     const MAX_LEN: usize = 40;
 
     pub(crate) fn new(what: &str, name: &str) -> Result<Self> {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-        let right = (1..=Self::MAX_LEN).contains(&name.len())
+        let valid = (1..=Self::MAX_LEN).contains(&name.len())
             && name.chars().all(plain)
             && !name.starts_with(|c: char| c.is_ascii_digit());
-        if right {
+        if valid {
             return Ok(Self(name.into()));
         }
         let message = format!("the {what} is 1 to {} of a-z 0-9 _, not starting with a digit", Self::MAX_LEN);
@@ -34,7 +34,7 @@ impl fmt::Display for Identifier {
     }
 }
 
-/// Where the tables are.
+/// The names of the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tables {
     pub(crate) schema: Option<Identifier>,
@@ -63,19 +63,19 @@ impl Tables {
         }
     }
 
-    /// Puts the names into a text.
-    pub(crate) fn name(&self, text: &str) -> String {
+    /// Replaces the placeholders for names in a text.
+    pub(crate) fn with_names(&self, text: &str) -> String {
         text.replace("{mutex}", &self.mutex())
             .replace("{waiter}", &self.waiter())
             .replace("{place}", &format!("{}_waiter_place", self.prefix))
     }
 
-    /// What a person runs to set the store up.
+    /// Returns the statements that create the tables.
     pub(crate) fn ddl(&self) -> String {
-        self.name(DDL)
+        self.with_names(DDL)
     }
 
-    /// What a person runs to let a user contend, and no more.
+    /// Returns the statements that grant a user the privileges that contending needs, and no more.
     pub(crate) fn grants(&self, user: &str) -> String {
         let user = user.replace('"', "\"\"");
         let (mutex, waiter) = (self.mutex(), self.waiter());
@@ -111,36 +111,36 @@ const WAITER: &[(&str, &str)] = &[
     ("until", "timestamp with time zone"),
 ];
 
-/// Asks for the columns of the tables `$1`; no row for a table that is not there.
+/// Reads the columns of the tables `$1`; no row for a missing table.
 pub(crate) const COLUMNS: &str = "SELECT t.name, a.attname::text, format_type(a.atttypid, a.atttypmod) \
      FROM unnest($1::text[]) AS t (name) \
      JOIN pg_attribute a ON a.attrelid = to_regclass(t.name) AND a.attnum > 0 AND NOT a.attisdropped";
 
-/// What the server says about the tables.
+/// The result of comparing the tables with the expected columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// As they should be.
-    Right,
-    /// Not there, or not all of them.
+    /// All columns are as expected.
+    Valid,
+    /// At least one table does not exist.
     Missing,
-    /// There, and somebody else's: what is wrong.
-    Foreign(String),
+    /// A table has other columns, for the reason given.
+    Mismatch(String),
 }
 
 impl Shape {
-    /// Judges the columns that [`COLUMNS`] gave: table, column, type.
-    pub(crate) fn of(tables: &Tables, columns: &[(String, String, String)]) -> Self {
+    /// Checks the result of [`COLUMNS`]: table, column, type.
+    pub(crate) fn from_columns(tables: &Tables, columns: &[(String, String, String)]) -> Self {
         let mut missing = false;
-        for (table, wanted) in [(tables.mutex(), MUTEX), (tables.waiter(), WAITER)] {
+        for (table, expected) in [(tables.mutex(), MUTEX), (tables.waiter(), WAITER)] {
             let has: Vec<_> = columns.iter().filter(|(name, ..)| *name == table).collect();
             missing |= has.is_empty();
             let wrong =
-                wanted.iter().find(|(column, kind)| !has.iter().any(|(_, c, k)| c == column && k == kind));
+                expected.iter().find(|(column, kind)| !has.iter().any(|(_, c, k)| c == column && k == kind));
             if let (false, Some((column, kind))) = (has.is_empty(), wrong) {
-                return Self::Foreign(format!("the table {table} has no column `{column}` of type {kind}"));
+                return Self::Mismatch(format!("the table {table} has no column `{column}` of type {kind}"));
             }
         }
-        if missing { Self::Missing } else { Self::Right }
+        if missing { Self::Missing } else { Self::Valid }
     }
 }
 
@@ -168,20 +168,20 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_could_be_more_than_a_name_is_refused() {
+    fn an_identifier_with_other_characters_is_refused() {
         for bad in ["", "1a", "a-b", "a b", "a\"", "A", "ä", &"a".repeat(41)] {
             assert!(Identifier::new("prefix", bad).is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn tables_are_right_missing_or_foreign() {
+    fn tables_are_valid_missing_or_mismatched() {
         let tables = Tables::default();
         let mut all = columns(&tables);
-        assert_eq!(Shape::of(&tables, &all), Shape::Right);
-        assert_eq!(Shape::of(&tables, &all[..MUTEX.len()]), Shape::Missing);
+        assert_eq!(Shape::from_columns(&tables, &all), Shape::Valid);
+        assert_eq!(Shape::from_columns(&tables, &all[..MUTEX.len()]), Shape::Missing);
         all[3].2 = "integer".into();
-        let foreign = Shape::of(&tables, &all);
-        assert!(matches!(foreign, Shape::Foreign(what) if what.contains("`token` of type bigint")));
+        let mismatch = Shape::from_columns(&tables, &all);
+        assert!(matches!(mismatch, Shape::Mismatch(what) if what.contains("`token` of type bigint")));
     }
 }

@@ -1,20 +1,20 @@
--- One row per mutex, never deleted: its token must outlive every owner.
+-- One row per mutex, never deleted: its token must outlast every tenure.
 CREATE TABLE IF NOT EXISTS {mutex} (
     mutex varchar(66) COLLATE "C" PRIMARY KEY,
     owner text NOT NULL,
-    -- Tells two contenders of one id apart.
+    -- Distinguishes contenders with the same id.
     session text NOT NULL,
     token bigint NOT NULL,
     acquired_at timestamptz NOT NULL,
     renewed_at timestamptz NOT NULL,
     ttl_at timestamptz NOT NULL,
     until timestamptz NOT NULL,
-    -- Each changes with its part of the queue, and is above zero while somebody may be in it.
+    -- Each changes with its part of the queue, and is positive while that may have entries.
     waited bigint NOT NULL DEFAULT 0,
     watched bigint NOT NULL DEFAULT 0
--- Room on every page for the next version of its rows: no index changes, no bloat.
+-- Leaves room on every page for new row versions: no index updates, no bloat.
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200);
--- Who waits and who watches. A crash of the server empties it; whoever waits comes again.
+-- Waiters and watchers. A crash of the server empties it; the waiters join again.
 CREATE UNLOGGED TABLE IF NOT EXISTS {waiter} (
     mutex varchar(66) COLLATE "C" NOT NULL,
     session text COLLATE "C" NOT NULL,

@@ -1,376 +1,361 @@
-//! One contender or observer at the server.
+//! The session of one contender or observer.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use simba_core::{
-    Answer, Claim, FencingToken, Holding, Intent, Listener, Moment, MutexName, Ownership, Prior, Result,
-    Session, async_trait,
-};
+use simba_core::spi::{Answer, Claim, Holding, Intent, Ownership, Prior, Session, async_trait};
+use simba_core::{Error, Moment, Result};
 use tokio_postgres::Row;
 
-use crate::desk::{Desk, Numbers, Wish};
-use crate::errands::{self, Errand};
-use crate::error::protocol;
-use crate::handle::{Handle, Hints};
-use crate::rows::{Seen, get, left, token};
-use crate::statements::Query;
+use crate::backend::{LockedRetry, Shared};
+use crate::batch::{Numbers, Releases, Request, Takes};
+use crate::connection::Param;
+use crate::statements::{HolderRow, Query, get, time_until, token};
+use crate::supervisor::{Task, leave};
+use crate::wakeups::{Push, SessionWakeups};
 
-/// How often a mutex that was free a moment ago is tried within one call.
+/// Maximum number of attempts in one call for a mutex that was just free.
 const TRIES: u32 = 3;
 
-/// How long a new entry in the queue lasts of a handle whose subscription takes long: nothing shows yet that it lives.
-/// Without a subscription the entry is renewed after half of this time, and then lasts as long as any other.
-const PROVISIONAL: std::time::Duration = std::time::Duration::from_secs(2);
+/// How long a new queue entry lasts while its handle is not subscribed yet: nothing shows that the waiter is alive. If
+/// the subscription does not come, the entry is renewed after half of this time, and then lasts as long as any other.
+const PROVISIONAL: Duration = Duration::from_secs(2);
 
-/// A parameter that no token has.
+/// Stands for no token in parameters.
 const NO_TOKEN: i64 = -1;
 
 pub(crate) struct PostgresSession {
-    handle: Arc<Handle>,
+    shared: Arc<Shared>,
     claim: Claim,
-    /// Tells this session from all others of the handle, also from those that share its contender's id.
+    /// Distinguishes the sessions of the handle, also those with the same contender id.
     number: u64,
-    /// The queue may have an entry of ours.
+    /// Whether the queue may have an entry of this session.
     queued: bool,
-    /// When an entry that lasts for [`PROVISIONAL`] is to be renewed.
+    /// When an entry that lasts for [`PROVISIONAL`] has to be renewed.
     provisional: Option<Moment>,
-    /// Under which token it was last ours.
+    /// The token of the last tenure.
     token: i64,
     holds: bool,
-    /// Boxed: a holder has none.
-    ear: Option<Box<Ear>>,
+    /// Whether the mutex had a waiter at the last acquisition or renewal.
+    waited: bool,
+    /// Boxed, since a holder has none.
+    wakeups: Option<Box<SessionWakeups>>,
 }
 
-/// What a session listens to.
-struct Ear {
-    topic: Topic,
-    /// It was told once that it is subscribed.
-    told: bool,
-}
-
-enum Topic {
-    /// That it is our turn.
-    Turn(Listener<u64>),
-    /// That the owner changed.
-    Owner(Listener<MutexName>),
+/// The outcome of one attempt to acquire or renew.
+enum Attempt {
+    Answered(Answer),
+    /// The mutex became free meanwhile.
+    Free,
+    /// The mutex may have no row yet.
+    NoRow,
+    /// Another transaction has locked the row.
+    Locked,
 }
 
 impl PostgresSession {
-    pub(crate) fn new(handle: Arc<Handle>, claim: Claim) -> Self {
-        let number = handle.number();
+    pub(crate) fn new(shared: Arc<Shared>, claim: Claim) -> Self {
+        let number = shared.notifications.number();
         Self {
-            handle,
+            shared,
             claim,
             number,
             queued: false,
             provisional: None,
             token: NO_TOKEN,
             holds: false,
-            ear: None,
+            waited: false,
+            wakeups: None,
         }
     }
 
-    /// Its name in the tables. Made when it is needed: whoever holds many mutexes keeps none of them.
+    /// Returns the session's name in the tables. It is built on demand, to keep sessions small.
     fn session(&self) -> Arc<str> {
-        self.handle.session(self.number).into()
+        self.shared.notifications.session(self.number).into()
     }
 
-    async fn ask(&mut self, prior: Prior) -> Result<Answer> {
-        if prior == Prior::Held {
-            return self.renew().await;
+    async fn contend_with(&mut self, prior: Prior) -> Result<Answer> {
+        let mut locked = LockedRetry::new(&self.shared.settings);
+        let (mut tries, mut creates) = (0, false);
+        loop {
+            match self.attempt(prior, creates).await? {
+                Attempt::Answered(answer) => return Ok(answer),
+                Attempt::Free if tries == TRIES - 1 => return Ok(Answer::Vacant),
+                Attempt::Free => tries += 1,
+                Attempt::NoRow if !creates => creates = true,
+                Attempt::NoRow | Attempt::Locked => locked.pause(&*self.shared.settings.clock).await?,
+            }
         }
+    }
+
+    async fn attempt(&mut self, prior: Prior, creates: bool) -> Result<Attempt> {
         let lapsed = match prior {
             Prior::Lapsed(token) => i64::try_from(token.get()).unwrap_or(NO_TOKEN),
             _ => NO_TOKEN,
         };
-        for _ in 0..TRIES {
-            let answer = match self.queued {
-                true => self.look(lapsed).await?,
-                // What we may have must not be missed.
-                false => self.take(lapsed, prior != Prior::Nothing).await?,
-            };
-            if let Some(answer) = answer {
-                return Ok(answer);
+        // A renewal never acquires: it may arrive after the release that followed it.
+        let takes = prior != Prior::Held;
+        if takes && self.queued {
+            return self.poll(lapsed).await;
+        }
+        let request = Request { takes, creates, ..self.request(lapsed) };
+        if let Some(numbers) = self.shared.send(&self.shared.takes, &Takes(&self.shared), request).await? {
+            return self.acquired(numbers).map(Attempt::Answered);
+        }
+        match self.claim.intent {
+            Intent::Queue if takes && !creates && self.shared.notifications.push() == Push::Down => {
+                // A mutex without a row is acquired without a subscription.
+                Ok(Attempt::NoRow)
             }
+            Intent::Queue if takes => self.queue().await,
+            _ => self.inspect_after_take(takes, lapsed).await,
         }
-        // Free whenever we asked, and gone whenever we reached for it.
-        Ok(Answer::Vacant)
     }
 
-    /// Renews the mutex, or asks who has it. It never takes it: this call may arrive after the release that followed
-    /// it.
-    async fn renew(&mut self) -> Result<Answer> {
-        let wish = Wish { takes: false, ..self.wish(NO_TOKEN) };
-        if let Some(numbers) = self.put(&self.handle.takes, wish, true).await? {
-            return self.taken(numbers);
+    /// Reads the holder after a request that found no row, or no row that it could lock.
+    async fn inspect_after_take(&mut self, takes: bool, lapsed: i64) -> Result<Attempt> {
+        let rows = self.inspect_rows().await?;
+        let Some(row) = rows.first() else {
+            return Ok(if takes { Attempt::NoRow } else { Attempt::Answered(Answer::Vacant) });
+        };
+        let holder = HolderRow::read(row)?;
+        match holder.is_free() {
+            // A free mutex may be promised to a waiter, which only a poll finds out.
+            true if takes => self.poll(lapsed).await,
+            false if holder.session == &*self.session() => Ok(Attempt::Locked),
+            _ => holder.answer().map(Attempt::Answered),
         }
-        let rows = self.rows(Query::Inspect, &[&self.claim.mutex.as_str()]).await?;
-        rows.first().map_or(Ok(Answer::Vacant), |row| answer(&Seen::of(row)?))
     }
 
-    /// Takes or renews the mutex, or asks who has it. Nothing if it was free in between.
-    async fn take(&mut self, lapsed: i64, surely: bool) -> Result<Option<Answer>> {
-        if let Some(numbers) = self.put(&self.handle.takes, self.wish(lapsed), surely).await? {
-            return self.taken(numbers).map(Some);
+    /// Records the acquisition or renewal that the columns of a row report.
+    fn acquired(&mut self, [number, watched, waited, _]: Numbers) -> Result<Answer> {
+        self.record_token(number, watched);
+        self.waited = waited > 0;
+        // A full lease; the server counts it from a moment after the call was made.
+        let (owner, total) = (self.claim.contender.clone(), self.claim.lease.total());
+        Ok(Answer::Ours(Ownership::new(owner, Some(token(number)?), total)))
+    }
+
+    fn request(&self, token: i64) -> Request {
+        Request {
+            mutex: self.claim.mutex.clone(),
+            owner: self.claim.contender.clone(),
+            session: self.session(),
+            ttl: self.claim.lease.ttl().as_secs_f64(),
+            total: self.claim.lease.total().as_secs_f64(),
+            token,
+            takes: true,
+            creates: false,
+            uncontended: false,
         }
-        if self.claim.intent != Intent::Queue {
-            return self.see(lapsed).await;
-        }
-        if !self.handle.is_subscribed() {
-            // A mutex that nobody ever used is taken without a subscription.
-            if let Some(answer) = self.create().await? {
-                return Ok(Some(answer));
-            }
-        }
-        self.queue().await
     }
 
-    /// The mutex is ours, by the numbers of its row.
-    fn taken(&mut self, [token, watched, ..]: Numbers) -> Result<Answer> {
-        self.took(token, watched);
-        let token = u64::try_from(token).map_err(|_| protocol("a token is below zero: it is not ours"))?;
-        Ok(self.ours(FencingToken::new(token)))
-    }
-
-    fn wish(&self, token: i64) -> Wish {
-        let (ttl, total) = self.terms();
-        let (mutex, owner) = (self.claim.mutex.clone(), self.claim.contender.clone());
-        Wish { mutex, owner, session: self.session(), ttl, total, token, takes: true }
-    }
-
-    /// Asks at a desk. One that must not be missed is asked for again by itself: a row that is locked at the
-    /// moment is left out there.
-    async fn put(&self, desk: &Desk, wish: Wish, surely: bool) -> Result<Option<Numbers>> {
-        let numbers = desk.ask(&self.handle, wish, surely).await;
-        numbers.map_err(|error| error.with_mutex(&self.claim.mutex))
-    }
-
-    /// Takes the mutex if it is our turn; else keeps our place, if that is due.
-    async fn look(&mut self, lapsed: i64) -> Result<Option<Answer>> {
-        let (ttl, total) = self.terms();
-        let (mutex, owner) = (self.claim.mutex.as_str(), self.claim.contender.as_str());
-        let rows =
-            self.rows(Query::Look, &[&mutex, &owner, &&*self.session(), &ttl, &total, &lapsed]).await?;
+    /// Acquires the mutex if it is this waiter's turn. Otherwise renews the queue entry if necessary.
+    async fn poll(&mut self, lapsed: i64) -> Result<Attempt> {
+        let Request { mutex, owner, session, ttl, total, .. } = &self.request(lapsed);
+        let params: [Param<'_>; 6] = [&mutex.as_str(), &owner.as_str(), &&**session, ttl, total, &lapsed];
+        let Some(rows) = self.shared.call_unless_locked(Query::Poll, &params).await? else {
+            return Ok(Attempt::Locked);
+        };
         let queues = self.claim.intent == Intent::Queue;
         let row = match rows.first() {
             Some(row) => row,
             None if queues => return self.queue().await,
-            None => return Ok(None),
+            None => return Ok(Attempt::Free),
         };
-        let seen = Seen::of(row)?;
+        let holder = HolderRow::read(row)?;
         if let Some(watched) = get(row, 6)? {
             self.queued = false;
-            self.took(get(row, 2)?, watched);
-            return Ok(Some(Answer::Ours(seen.ownership()?)));
+            self.waited = true;
+            self.record_token(holder.token, watched);
+            return Ok(Attempt::Answered(Answer::Ours(holder.ownership()?)));
         }
-        if seen.session == &*self.session() && !seen.is_free() {
-            // It was ours a moment ago, and was taken from us meanwhile: a fresh look tells by whom.
-            return Ok(None);
+        if get(row, 8)? {
+            return Ok(Attempt::Locked);
         }
-        let (now, place, channel): (_, Option<_>, Option<&str>) = (get(row, 4)?, get(row, 5)?, get(row, 7)?);
-        match place.map(|until| left(until, now)) {
-            Some(left) if left > self.entry() / 2 && channel == Some(self.handle.calls()) => {
-                answer(&seen).map(Some)
-            }
-            _ if queues => self.queue().await,
-            _ => answer(&seen).map(Some),
+        let (now, end, channel): (_, Option<_>, Option<&str>) = (get(row, 4)?, get(row, 5)?, get(row, 7)?);
+        let is_current = end.is_some_and(|end| time_until(end, now) > self.entry_ttl() / 2)
+            && channel == Some(self.shared.notifications.entry_channel());
+        if queues && !is_current {
+            return self.queue().await;
         }
+        holder.answer().map(Attempt::Answered)
     }
 
-    /// Keeps our place in the queue, or takes a mutex that nobody ever used. Nothing if it is free: our turn
-    /// may have come.
-    async fn queue(&mut self) -> Result<Option<Answer>> {
-        // A new entry waits for the subscription, so that others see from the beginning whether this process lives. An
-        // entry that is there already may be one that others pass over: it is renewed at once.
-        let subscribed = self.queued || self.handle.subscribed(self.claim.lease.ttl() / 6).await;
-        let before = std::mem::replace(&mut self.queued, true);
-        let (ttl, total) = self.terms();
+    /// Creates or renews the queue entry. The mutex may be free: then it may be this waiter's turn.
+    async fn queue(&mut self) -> Result<Attempt> {
+        // A new entry waits for the subscription, so that it shows from the start whether this process is alive. An
+        // existing entry is renewed immediately, since other waiters may skip it.
+        let limit = self.claim.lease.ttl() / 6;
+        let subscribed = self.queued || self.shared.notifications.wait_subscribed(limit).await;
+        let was_queued = std::mem::replace(&mut self.queued, true);
         let (mutex, owner) = (self.claim.mutex.as_str(), self.claim.contender.as_str());
-        self.provisional = (!subscribed).then(|| self.handle.clock.now() + PROVISIONAL / 2);
-        let entry = if subscribed { self.entry() } else { self.entry().min(PROVISIONAL) };
-        let (channel, entry) = (self.handle.calls(), entry.as_secs_f64());
-        let params: [crate::wire::Param<'_>; 7] =
-            [&mutex, &owner, &&*self.session(), &ttl, &total, &channel, &entry];
-        let rows = self.rows(Query::Queue, &params).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let seen = Seen::of(row)?;
-        if seen.is_free() {
-            return Ok(None);
-        }
-        let ownership = seen.ownership()?;
-        if ownership.owner == self.claim.contender {
-            // Ours or a twin's: it got us no place.
-            self.queued = before;
-        }
-        let ours = seen.session == &*self.session();
-        Ok(Some(if ours { Answer::Ours(ownership) } else { Answer::Held(ownership) }))
+        self.provisional = (!subscribed).then(|| self.shared.settings.clock.now() + PROVISIONAL / 2);
+        let entry = if subscribed { self.entry_ttl() } else { self.entry_ttl().min(PROVISIONAL) };
+        let (channel, entry) = (self.shared.notifications.entry_channel(), entry.as_secs_f64());
+        let params: [Param<'_>; 5] = [&mutex, &owner, &&*self.session(), &channel, &entry];
+        let (attempt, is_placed) =
+            match self.shared.call_unless_locked(Query::Queue, &params).await?.as_deref() {
+                None => (Attempt::Locked, false),
+                Some([]) => (Attempt::NoRow, false),
+                Some([row, ..]) => self.joined(row)?,
+            };
+        self.queued = was_queued || is_placed;
+        Ok(attempt)
     }
 
-    /// Asks who has the mutex; makes it and takes it if nobody ever used it.
-    async fn see(&mut self, lapsed: i64) -> Result<Option<Answer>> {
-        let mutex = self.claim.mutex.as_str();
-        let rows = self.rows(Query::Inspect, &[&mutex]).await?;
-        if let Some(row) = rows.first() {
-            let seen = Seen::of(row)?;
-            // Somebody may wait for a free one: only a look at the queue tells.
-            return if seen.is_free() { self.look(lapsed).await } else { answer(&seen).map(Some) };
+    /// Returns what the statement that joins the queue found, and whether it made an entry.
+    fn joined(&mut self, row: &Row) -> Result<(Attempt, bool)> {
+        let holder = HolderRow::read(row)?;
+        if get(row, 5)? {
+            return Ok((Attempt::Locked, false));
         }
-        self.create().await
+        if holder.is_free() {
+            return Ok((Attempt::Free, true));
+        }
+        if holder.session == &*self.session() {
+            // The row was locked when this call tried to renew or replace the hold.
+            return Ok((Attempt::Locked, false));
+        }
+        self.waited = true;
+        let ownership = holder.ownership()?;
+        let is_placed = ownership.owner != self.claim.contender;
+        Ok((Attempt::Answered(Answer::Held(ownership)), is_placed))
     }
 
-    /// Makes the mutex and takes it. Nothing if it was used before.
-    async fn create(&mut self) -> Result<Option<Answer>> {
-        let (mutex, owner) = (self.claim.mutex.as_str(), self.claim.contender.as_str());
-        let (ttl, total) = self.terms();
-        let rows = self.rows(Query::Create, &[&mutex, &owner, &&*self.session(), &ttl, &total]).await?;
-        rows.first().map(|row| Ok(self.ours(token(row, 0)?))).transpose()
-    }
-
-    /// Frees what the session has under this token.
+    /// Releases what the session holds under this token.
     async fn free(&self, token: i64) -> Result<()> {
-        let freed = self.put(&self.handle.frees, self.wish(token), true).await?;
-        let Some([waited, seen, called, watched]) = freed else { return Ok(()) };
-        // The one who was called may have left, or the first one come, while we waited for the row.
-        if waited > 0 && (called == 0 || waited != seen) {
-            self.errand(Errand::Wake(self.claim.mutex.clone()));
-        } else {
-            self.tell(watched);
+        let mut locked = LockedRetry::new(&self.shared.settings);
+        let uncontended = token != NO_TOKEN && !self.waited;
+        loop {
+            let request = Request { uncontended, ..self.request(token) };
+            let released = self.shared.send(&self.shared.releases, &Releases(&self.shared), request).await?;
+            if let Some(numbers) = released {
+                self.released(numbers);
+                return Ok(());
+            }
+            if !self.may_release(token).await? {
+                return Ok(());
+            }
+            locked.pause(&*self.shared.settings.clock).await?;
         }
+    }
+
+    /// Notifies the waiters and watchers that the statement of a release did not notify.
+    fn released(&self, [waited, waited_before, notified, watched]: Numbers) {
+        // Before this call locked the row, the notified waiter may have left, or the first waiter may have joined.
+        if waited > 0 && (notified == 0 || waited != waited_before) {
+            self.shared.start(Task::Wake(self.claim.mutex.clone()));
+        } else {
+            self.notify_watchers(watched);
+        }
+    }
+
+    /// Returns whether a release has something to release, so that only a lock can have prevented it.
+    async fn may_release(&self, token: i64) -> Result<bool> {
+        let rows = self.inspect_rows().await?;
+        let Some(row) = rows.first() else { return Ok(false) };
+        let holder = HolderRow::read(row)?;
+        let is_ours = holder.session == &*self.session() && (token == NO_TOKEN || holder.token == token);
+        Ok(is_ours || (token == NO_TOKEN && holder.is_free()))
+    }
+
+    async fn inspect_rows(&self) -> Result<Vec<Row>> {
+        self.shared.call(Query::Inspect, &[&self.claim.mutex.as_str()]).await
+    }
+
+    /// Records the token of the tenure. A new token is a change of owner.
+    fn record_token(&mut self, token: i64, watched: i64) {
+        if std::mem::replace(&mut self.token, token) != token {
+            self.notify_watchers(watched);
+        }
+    }
+
+    /// Notifies the watchers of the mutex, if it may have any.
+    fn notify_watchers(&self, watched: i64) {
+        if watched > 0 {
+            self.shared.start(Task::Wake(self.claim.mutex.clone()));
+        }
+    }
+
+    /// Deletes the queue entry, and passes a wakeup on.
+    async fn leave(&mut self) -> Result<()> {
+        let (mutex, session) = (self.claim.mutex.clone(), self.session());
+        match leave(&self.shared, &mutex, &session).await? {
+            Some(true) => self.shared.start(Task::Wake(mutex)),
+            Some(false) => {}
+            None => self.shared.start(Task::Leave { mutex, session }),
+        }
+        self.queued = false;
         Ok(())
     }
 
-    /// The mutex is ours under this token: a new one is a change of owner.
-    fn took(&mut self, token: i64, watched: i64) {
-        if std::mem::replace(&mut self.token, token) != token {
-            self.tell(watched);
-        }
+    /// Adds the mutex to an error.
+    fn name(&self, error: Error) -> Error {
+        error.with_mutex(&self.claim.mutex)
     }
 
-    /// Has those told who watch the mutex, if anybody may.
-    fn tell(&self, watched: i64) {
-        if watched > 0 {
-            self.errand(Errand::Wake(self.claim.mutex.clone()));
-        }
-    }
-
-    async fn rows(&self, query: Query, params: &[crate::wire::Param<'_>]) -> Result<Vec<Row>> {
-        let rows = self.handle.ask(&self.claim.mutex, query, params).await;
-        rows.map_err(|error| error.with_mutex(&self.claim.mutex))
-    }
-
-    fn errand(&self, errand: Errand) {
-        // A handle that is closed runs none: what is left ends by itself.
-        let _ = self.handle.errands.send(errand);
-    }
-
-    /// Ours for a whole lease, counted by the server from after the call was made.
-    fn ours(&self, token: FencingToken) -> Answer {
-        Answer::Ours(Ownership::new(self.claim.contender.clone(), Some(token), self.claim.lease.total()))
-    }
-
-    fn terms(&self) -> (f64, f64) {
-        (self.claim.lease.ttl().as_secs_f64(), self.claim.lease.total().as_secs_f64())
-    }
-
-    /// How long a place in the queue lasts: it outlives two polls.
-    fn entry(&self) -> std::time::Duration {
+    /// Returns how long a queue entry lasts: at least two polls.
+    fn entry_ttl(&self) -> Duration {
         (self.claim.lease.poll() * 2).max(self.claim.lease.ttl())
     }
 
-    /// Waits for a word about the mutex, the first of which says that there will be more.
-    async fn hint(&mut self) -> Result<()> {
-        if self.ear.is_none() {
-            self.ear = Some(self.listen());
-            self.handle.wanted.notify_one();
-        }
-        let Some(ear) = &mut self.ear else { return Ok(()) };
-        if !ear.told {
-            let mut hints = self.handle.hints.subscribe();
-            let settled = hints.wait_for(|hints| *hints != Hints::Down);
-            let is_up = async { settled.await.is_ok_and(|hints| *hints == Hints::Up) };
-            let is_up = match self.provisional {
-                None => is_up.await,
-                Some(end) => tokio::select! {
-                    biased;
-                    is_up = is_up => is_up,
-                    () = self.handle.clock.sleep_until(end) => {
-                        // The next call renews the entry before it ends.
-                        self.provisional = None;
-                        return Ok(());
-                    }
-                },
-            };
-            if is_up {
-                // What was missed before this line, the next look finds.
-                ear.told = true;
-                return Ok(());
-            }
-            self.ear = None;
-            if self.provisional.take().is_some() {
-                return Ok(());
-            }
-            return Err(Handle::no_hints());
-        }
-        match &mut ear.topic {
-            Topic::Turn(listener) => listener.rung().await,
-            Topic::Owner(listener) => listener.rung().await,
-        }
-        Ok(())
-    }
-
-    fn listen(&self) -> Box<Ear> {
-        let topic = match self.claim.intent {
-            Intent::Queue => Topic::Turn(self.handle.turns.listen(self.number)),
-            _ => Topic::Owner(self.handle.owners.listen(self.claim.mutex.clone())),
+    /// Waits for a wakeup. The first one reports that the session is subscribed.
+    async fn wait_changed(&mut self) -> Result<()> {
+        let notifications = &self.shared.notifications;
+        let subscribe = || Box::new(SessionWakeups::new(notifications, self.number, &self.claim));
+        let notified = self.wakeups.get_or_insert_with(subscribe).notified(notifications);
+        let notified = match self.provisional {
+            None => notified.await,
+            Some(end) => tokio::select! {
+                biased;
+                notified = notified => notified,
+                // The next call renews the entry before it ends.
+                () = self.shared.settings.clock.sleep_until(end) => Ok(()),
+            },
         };
-        Box::new(Ear { topic, told: false })
+        if notified.is_err() {
+            self.wakeups = None;
+        }
+        if self.provisional.take().is_some() { Ok(()) } else { notified }
     }
-}
-
-fn answer(seen: &Seen<'_>) -> Result<Answer> {
-    Ok(if seen.is_free() { Answer::Vacant } else { Answer::Held(seen.ownership()?) })
 }
 
 #[async_trait]
 impl Session for PostgresSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
-        let answer = self.ask(prior).await?;
+        let answer = self.contend_with(prior).await.map_err(|error| self.name(error))?;
         self.holds = matches!(answer, Answer::Ours(_));
         if self.holds {
-            // A holder has nothing to be told.
-            self.ear = None;
+            // A holder needs no wakeups.
+            self.wakeups = None;
         } else if answer == Answer::Vacant && self.queued {
-            // The waiter before us may die before it takes the mutex, and nobody would notify us.
-            self.handle.recheck(self.number);
+            // The waiter before this one may die before it acquires, without a notification to this one.
+            self.shared.notifications.recheck(self.number);
         }
         Ok(answer)
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
-        let rows = self.rows(Query::Inspect, &[&self.claim.mutex.as_str()]).await?;
+        let rows = self.inspect_rows().await.map_err(|error| self.name(error))?;
         let Some(row) = rows.first() else { return Ok(None) };
-        let seen = Seen::of(row)?;
-        if seen.is_free() { Ok(None) } else { seen.ownership().map(Some) }
+        let holder = HolderRow::read(row)?;
+        if holder.is_free() { Ok(None) } else { holder.ownership().map(Some) }
     }
 
     async fn release(&mut self, holding: Holding) -> Result<()> {
         self.holds = false;
-        match holding {
-            Holding::Nothing => {}
-            Holding::Unknown => self.free(NO_TOKEN).await?,
-            // A token that the table cannot hold is none of its tokens.
-            Holding::Under(token) => self.free(i64::try_from(token.get()).unwrap_or(i64::MAX)).await?,
-            _ => self.free(NO_TOKEN).await?,
+        let token = match holding {
+            Holding::Nothing => None,
+            // A token outside the range of the column matches no row.
+            Holding::Under(token) => Some(i64::try_from(token.get()).unwrap_or(i64::MAX)),
+            _ => Some(NO_TOKEN),
+        };
+        if let Some(token) = token {
+            self.free(token).await.map_err(|error| self.name(error))?;
         }
         if self.queued {
-            let (handle, mutex) = (&self.handle, &self.claim.mutex);
-            if errands::leave(handle, mutex, &self.session())
-                .await
-                .map_err(|error| error.with_mutex(mutex))?
-            {
-                self.errand(Errand::Wake(mutex.clone()));
-            }
-            self.queued = false;
+            self.leave().await.map_err(|error| self.name(error))?;
         }
         Ok(())
     }
@@ -379,8 +364,8 @@ impl Session for PostgresSession {
         if self.holds {
             return std::future::pending().await;
         }
-        // Boxed: a holder waits here all the time, and needs none of it.
-        Box::pin(self.hint()).await
+        // Boxed to keep the holder's future small.
+        Box::pin(self.wait_changed()).await
     }
 }
 
@@ -388,7 +373,7 @@ impl Drop for PostgresSession {
     fn drop(&mut self) {
         if self.queued {
             let (mutex, session) = (self.claim.mutex.clone(), self.session());
-            self.errand(Errand::Leave { mutex, session });
+            self.shared.start(Task::Leave { mutex, session });
         }
     }
 }

@@ -1,229 +1,256 @@
-//! The one task behind a handle: keeps its connections, runs its errands, sends its renewals.
+//! The supervisor task of a handle: keeps its connections open, sends its batches, runs its background tasks.
 
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::task::Poll;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use simba_core::{Moment, Result, within};
-use simba_net::Backoff;
-use tokio::sync::mpsc;
+use futures_util::stream::{self, StreamExt};
+use simba_core::spi::within;
+use simba_core::{Error, MutexName, Result};
+use simba_net::supervise::{Connector, Retry, ping_until_silent};
+use simba_net::{Backoff, ClockReading, ServerClock};
+use tokio::sync::{Semaphore, mpsc};
 
+use crate::backend::{CLOSE_TIMEOUT, Shared};
+use crate::batch::{Releases, Takes};
 use crate::config::Pooler;
-use crate::errands::{Errand, Errands};
-use crate::handle::{Handle, Nature, State};
-use crate::line::{open, open_any};
-use crate::wire::Wire;
-use crate::{error, hints};
+use crate::connection::Connection;
+use crate::error::{closed, locked, lost, protocol, unavailable};
+use crate::listener;
+use crate::settings::Pooling;
+use crate::statements::{Query, get};
 
-/// Tries to connect again come at least this often.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// After a connection that lasted this long the next one is opened at once.
-const GOOD: Duration = Duration::from_millis(100);
-/// How long the last errands may take when a handle is closed.
-const FAREWELL: Duration = Duration::from_secs(1);
-/// How far the server's clock may be from where it should be before that is told.
-const STEP: Duration = Duration::from_millis(250);
-
-/// Asks for a sign of life, the server's time, and whether it still takes writes.
+/// Checks that the server answers, and reads its time and whether it became a standby.
 const PING: &str = "SELECT clock_timestamp(), pg_is_in_recovery()";
 
-/// Opens the first connection for commands.
-pub(crate) async fn connect(handle: &Handle) -> Result<Arc<Wire>> {
-    let first = handle.place.load(Ordering::Relaxed);
-    let (place, line) = open_any(&handle.config, &*handle.clock, first, None).await?;
-    handle.place.store(place, Ordering::Relaxed);
-    let wire = Arc::new(Wire::new(line, &handle.nature));
-    learn(handle, &wire, place != first);
-    Ok(wire)
+/// Returns how attempts to connect are spaced.
+pub(crate) fn retry() -> Retry {
+    Retry { max_pause: Duration::from_secs(2), ..Retry::default() }
 }
 
-/// Opens the next one. Calls go out with the look at the server rather than after it: a leader whose connection
-/// broke has the less time to renew, the longer the way to the server is.
-async fn reconnect(handle: &Handle) -> Result<Arc<Wire>> {
-    let [place] = &handle.config.places[..] else {
-        // One of several that takes no writes must fail no call: another one may.
-        return connect(handle).await;
+/// Runs until the handle is closed and its background tasks are done.
+pub(crate) async fn run(shared: Arc<Shared>, tasks: mpsc::UnboundedReceiver<Task>) {
+    let clock = &*shared.settings.clock;
+    let mut commands =
+        Commands { shared: Arc::clone(&shared), endpoint: 0, server_clock: ServerClock::default() };
+    let (takes, releases) = (Takes(&shared), Releases(&shared));
+    let too_late = async {
+        shared.closing().await;
+        clock.sleep_until(clock.now() + CLOSE_TIMEOUT).await;
     };
-    let wire = Arc::new(Wire::new(open(&handle.config, &*handle.clock, place).await?, &handle.nature));
-    handle.state.send_replace(State::Up(Arc::clone(&wire)));
-    let limit = handle.config.connect_timeout;
-    let checked = within(&*handle.clock, limit, wire.check()).await;
-    let checked = checked.unwrap_or_else(|| Err(error::unavailable(format!("{place} does not answer"))));
-    checked.inspect_err(|_| wire.abort())?;
-    learn(handle, &wire, false);
-    Ok(wire)
-}
-
-/// Keeps what a new connection shows of what is at its other end.
-fn learn(handle: &Handle, wire: &Wire, elsewhere: bool) {
-    if handle.config.pooler != Pooler::Auto {
-        return;
-    }
-    if wire.is_direct() {
-        handle.learn(Nature::Session);
-    } else if elsewhere {
-        // What was found out is about another server.
-        handle.learn(Nature::Unknown);
-    }
-}
-
-/// Prepares the statements where that is safe. Where they cannot be prepared, each call says why.
-pub(crate) async fn prepare(handle: &Handle, wire: &Wire) {
-    if handle.nature() != Nature::Session || wire.is_prepared() {
-        return;
-    }
-    let prepared =
-        within(&*handle.clock, handle.config.silence(), wire.prepare(&handle.statements, &handle.config));
-    match prepared.await {
-        Some(Ok(())) => {}
-        Some(Err(trouble)) => tracing::debug!(error = %trouble, "statements are not prepared"),
-        None => wire.abort(),
-    }
-}
-
-/// Runs until the handle is closed.
-pub(crate) async fn run(handle: Arc<Handle>, wire: Arc<Wire>, errands: mpsc::UnboundedReceiver<Errand>) {
-    let mut errands = Errands::new(errands);
-    let mut closing = handle.closing.subscribe();
     tokio::select! {
         biased;
-        _ = closing.wait_for(|closing| *closing) => {}
-        () = work(&handle, wire, &mut errands) => {}
+        () = run_tasks(&shared, tasks) => {}
+        () = too_late => {}
+        () = shared.commands.run(&mut commands, clock, retry()) => {}
+        () = listener::run(&shared) => {}
+        () = shared.takes.run(&takes) => {}
+        () = shared.releases.run(&releases) => {}
     }
-    within(&*handle.clock, FAREWELL, errands.finish(&handle)).await;
-    handle.state.send_replace(State::Closed);
-    handle.hints.send_replace(crate::handle::Hints::Off);
+    shared.commands.close();
+    shared.notifications.listener.close();
+    shared.takes.close(&closed());
+    shared.releases.close(&closed());
 }
 
-async fn work(handle: &Arc<Handle>, wire: Arc<Wire>, errands: &mut Errands) {
-    let commands = keep_connected(handle, wire);
-    let (takes, frees) = (handle.takes.run(handle), handle.frees.run(handle));
-    tokio::join!(commands, hints::run(handle), errands.run(handle), takes, frees);
+/// Opens and runs the connection for commands.
+struct Commands {
+    shared: Arc<Shared>,
+    /// The index of the endpoint that was last connected to.
+    endpoint: usize,
+    server_clock: ServerClock,
 }
 
-/// Keeps a connection for commands, whatever happens to it.
-async fn keep_connected(handle: &Handle, first: Arc<Wire>) {
-    let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-    let mut next = Some(first);
-    loop {
-        let wire = match next.take() {
-            Some(wire) => wire,
-            None => match reconnect(handle).await {
-                Ok(wire) => wire,
-                Err(error) => {
-                    tracing::debug!(%error, "no connection to PostgreSQL");
-                    handle.state.send_replace(State::Failing(error));
-                    pause(handle, &mut backoff).await;
-                    continue;
-                }
-            },
+impl Connector for Commands {
+    type Connection = Connection;
+
+    fn endpoints(&self) -> usize {
+        self.shared.settings.config.endpoints.len()
+    }
+
+    /// Longer than the limit of the attempt itself, whose error names the endpoint.
+    fn limit(&self) -> Duration {
+        self.shared.settings.config.connect_timeout * 2
+    }
+
+    /// Of several endpoints, a read-only one must fail no call while another one accepts writes. With one endpoint, calls
+    /// are sent together with the check of the server: this saves leaders that have to renew a round trip.
+    async fn connect(&mut self, endpoint: usize) -> Result<Connection> {
+        let check = self.endpoints() > 1;
+        Connection::open(&self.shared.settings, endpoint, check, None).await
+    }
+
+    async fn serve(&mut self, connection: &Connection) -> Error {
+        let error = tokio::select! {
+            biased;
+            () = connection.ended() => lost(),
+            error = self.serve_open(connection) => error,
         };
-        let since = handle.clock.now();
-        tend(handle, &wire).await;
-        wire.abort();
-        handle.state.send_replace(State::Connecting);
-        // It could be had: the next one is had as soon. But a server that ends each at once is spared.
-        backoff.reset();
-        if handle.clock.now() - since < GOOD {
-            pause(handle, &mut backoff).await;
+        connection.close().await;
+        error
+    }
+
+    fn was_usable(&self, connection: &Connection) -> bool {
+        connection.is_usable()
+    }
+}
+
+impl Commands {
+    async fn serve_open(&mut self, connection: &Connection) -> Error {
+        let settings = &self.shared.settings;
+        let checked = within(&*settings.clock, settings.config.connect_timeout, connection.check()).await;
+        if let Err(error) = checked.unwrap_or_else(|| Err(unavailable("the server does not answer"))) {
+            return error;
         }
-    }
-}
-
-async fn pause(handle: &Handle, backoff: &mut Backoff) {
-    handle.clock.sleep_until(handle.clock.now() + backoff.pause()).await;
-}
-
-/// Lets calls use a connection for as long as it answers.
-async fn tend(handle: &Handle, wire: &Arc<Wire>) {
-    handle.state.send_replace(State::Up(Arc::clone(wire)));
-    let _ = handle.errands.send(Errand::Sweep);
-    if handle.nature() == Nature::Unknown {
-        // Only a message to ourselves tells what is at the other end.
-        handle.wanted.notify_one();
-    }
-    // Calls that wait for the connection need not wait for this as well: they go out before it.
-    prepare(handle, wire).await;
-    let Some(mut last) = ping(handle, wire).await else { return };
-    loop {
-        let next = handle.clock.now() + handle.config.ping;
+        let other = std::mem::replace(&mut self.endpoint, connection.endpoint()) != connection.endpoint();
+        self.record_pooling(connection, other);
+        self.shared.start(Task::Sweep);
         tokio::select! {
             biased;
-            () = wire.ended() => return,
-            () = handle.proven.notified() => {}
-            () = handle.clock.sleep_until(next) => match ping(handle, wire).await {
-                Some(told) => compare(std::mem::replace(&mut last, told), told),
-                None => return,
-            },
-        }
-        prepare(handle, wire).await;
-    }
-}
-
-/// What the server's clock said between two moments of ours.
-#[derive(Clone, Copy)]
-struct Told {
-    before: Moment,
-    server: SystemTime,
-    after: Moment,
-}
-
-async fn ping(handle: &Handle, wire: &Wire) -> Option<Told> {
-    let before = handle.clock.now();
-    let answer = within(&*handle.clock, handle.config.silence(), wire.text(PING, &[])).await;
-    let rows = match answer {
-        Some(Ok(rows)) => rows,
-        Some(Err(trouble)) => {
-            tracing::debug!(error = %trouble, "PostgreSQL refuses a sign of life");
-            return None;
-        }
-        None => {
-            tracing::debug!("PostgreSQL gives no sign of life: connecting again");
-            return None;
-        }
-    };
-    let after = handle.clock.now();
-    let row = rows.first()?;
-    if row.try_get(1).ok()? {
-        tracing::warn!("the PostgreSQL server has become a standby: connecting again");
-        return None;
-    }
-    Some(Told { before, server: row.try_get(0).ok()?, after })
-}
-
-/// Leases end by the server's clock: if that is set, they end early or late.
-fn compare(last: Told, now: Told) {
-    let (least, most) = (now.before - last.after, now.after - last.before);
-    let early = now.server < last.server + least.saturating_sub(STEP);
-    let late = now.server > last.server + most + STEP;
-    if early || late {
-        tracing::warn!(
-            backend = crate::NAME,
-            direction = if late { "forward" } else { "back" },
-            "the clock of the server was set: leases end too early or too late until each is renewed"
-        );
-    }
-}
-
-impl Handle {
-    /// Ends the supervisor; sessions fail from now on.
-    pub(crate) fn close(&self) {
-        self.closing.send_replace(true);
-    }
-
-    /// Completes once the supervisor has ended.
-    pub(crate) async fn closed(&self) {
-        let mut state = self.state.subscribe();
-        let ended = state.wait_for(|state| matches!(state, State::Closed));
-        // A supervisor whose runtime is gone says nothing.
-        if within(&*self.clock, FAREWELL * 2, ended).await.is_none() {
-            self.state.send_replace(State::Closed);
+            error = self.keep_prepared(connection) => error,
+            error = self.ping(connection) => error,
         }
     }
 
-    /// The error of a call that waits for nothing any more.
-    pub(crate) fn no_hints() -> simba_core::Error {
-        error::unavailable("behind a transaction pooler no wake-up arrives: waiters poll")
+    /// Records what a new connection shows about a pooler.
+    fn record_pooling(&self, connection: &Connection, other_endpoint: bool) {
+        let settings = &self.shared.settings;
+        if settings.config.pooler == Pooler::Auto && connection.is_direct() {
+            settings.set_pooling(Pooling::Session);
+        } else if settings.config.pooler == Pooler::Auto && other_endpoint {
+            // The last test was about another server.
+            settings.set_pooling(Pooling::Unknown);
+        }
+        if settings.pooling() == Pooling::Unknown {
+            // Only a notification to this handle itself shows whether there is a pooler.
+            self.shared.notifications.subscribe_wanted.notify_one();
+        }
     }
+
+    /// Prepares the statements as soon as that is possible. Never completes.
+    async fn keep_prepared(&self, connection: &Connection) -> Error {
+        loop {
+            connection.prepare().await;
+            self.shared.prepare_wanted.notified().await;
+        }
+    }
+
+    /// Reads the server's clock at every ping. Completes when the server does not answer or became a standby.
+    async fn ping(&self, connection: &Connection) -> Error {
+        let settings = &self.shared.settings;
+        let read = || async {
+            let sent = settings.clock.now();
+            let rows = connection.query(PING, &[]).await?;
+            let received = settings.clock.now();
+            let row = rows.first().ok_or_else(|| protocol("the server returned no time"))?;
+            if get(row, 1)? {
+                tracing::warn!("the PostgreSQL server has become a standby: reconnecting");
+                return Err(unavailable("the server has become a standby"));
+            }
+            let server = get::<SystemTime>(row, 0)?.duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.read_clock(ClockReading { server, sent, received });
+            Ok(())
+        };
+        match settings.with_timeout(read()).await {
+            Ok(()) => {
+                let (interval, limit) = (settings.config.ping, settings.config.call_timeout());
+                ping_until_silent(&*settings.clock, interval, limit, read).await
+            }
+            Err(error) => error,
+        }
+    }
+
+    /// Logs a step of the server's clock. Leases end by that clock, so a step makes them end early or late.
+    fn read_clock(&self, reading: ClockReading) {
+        if let Some(step) = self.server_clock.read(reading) {
+            tracing::warn!(
+                backend = crate::NAME,
+                direction = if step.0 > 0 { "forward" } else { "back" },
+                "the clock of the server was set: leases end too early or too late until each is renewed"
+            );
+        }
+    }
+}
+
+/// The pauses between the attempts of a background task, and their maximum number. A row can stay locked for long:
+/// nothing can be released meanwhile, and the next waiter has to be notified after that. Whatever a failed task leaves
+/// behind expires on its own.
+const TASK_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+const TASK_TRIES: u32 = 60;
+
+/// Maximum number of statements of background tasks in flight: the connection is shared with renewals.
+const MAX_CONCURRENT: usize = 4;
+
+/// One background task.
+pub(crate) enum Task {
+    /// Deletes the queue entry of a dropped session.
+    Leave { mutex: MutexName, session: Arc<str> },
+    /// Notifies the next waiter and the watchers of a mutex, based on a fresh read of the queue.
+    Wake(MutexName),
+    /// Deletes the entries of crashed clients.
+    Sweep,
+}
+
+/// Runs tasks as they arrive, until the handle is closed and no task is left. They are independent: a task whose row is
+/// locked pauses between its attempts without delaying the others.
+async fn run_tasks(shared: &Shared, mut tasks: mpsc::UnboundedReceiver<Task>) {
+    let (mut closing, permits) = (pin!(shared.closing()), Semaphore::new(MAX_CONCURRENT));
+    let queued = stream::poll_fn(|context| match tasks.poll_recv(context) {
+        Poll::Pending => closing.as_mut().poll(context).map(|()| None),
+        task @ Poll::Ready(_) => task,
+    });
+    queued.for_each_concurrent(None, |task| run_with_retries(shared, &permits, task)).await;
+}
+
+async fn run_with_retries(shared: &Shared, permits: &Semaphore, task: Task) {
+    let (first, longest) = TASK_PAUSES;
+    let (clock, mut backoff) = (&*shared.settings.clock, Backoff::new(first, longest));
+    for _ in 0..TASK_TRIES {
+        let done = {
+            // The semaphore is never closed.
+            let _permit = permits.acquire().await;
+            shared.settings.with_timeout(run_task(shared, &task)).await
+        };
+        match done {
+            Ok(()) => return,
+            Err(error) if error.is_transient() => tracing::debug!(%error, "background task is retried"),
+            Err(error) => return tracing::debug!(%error, "background task failed"),
+        }
+        clock.sleep_until(clock.now() + backoff.pause()).await;
+    }
+}
+
+async fn run_task(shared: &Shared, task: &Task) -> Result<()> {
+    match task {
+        Task::Leave { mutex, session } => match leave(shared, mutex, session).await? {
+            Some(true) => wake(shared, mutex).await,
+            Some(false) => Ok(()),
+            None => Err(locked()),
+        },
+        Task::Wake(mutex) => wake(shared, mutex).await,
+        Task::Sweep => shared.call(Query::Sweep, &[]).await.map(drop),
+    }
+}
+
+/// Deletes a queue entry. Returns true if the mutex is free and may have a waiter. Returns `None` if the row is locked:
+/// the entry is deleted then, but a concurrent release may have notified its session, so this has to be repeated.
+pub(crate) async fn leave(shared: &Shared, mutex: &MutexName, session: &str) -> Result<Option<bool>> {
+    let rows = shared.call(Query::Leave, &[&mutex.as_str(), &session]).await?;
+    rows.first().map(|row| get(row, 0)).transpose()
+}
+
+/// Notifies the next waiter and the watchers, and marks the queues that are empty.
+pub(crate) async fn wake(shared: &Shared, mutex: &MutexName) -> Result<()> {
+    let rows = shared.call(Query::Wake, &[&mutex.as_str()]).await?;
+    let Some(row) = rows.first() else { return Ok(()) };
+    let (waited, waiting): (i64, i64) = (get(row, 0)?, get(row, 1)?);
+    let (watched, watching): (i64, i64) = (get(row, 2)?, get(row, 3)?);
+    // A queue with an entry never has the number zero.
+    let waited = if waiting == 0 { waited.max(0) } else { 0 };
+    let watched = if watching == 0 { watched.max(0) } else { 0 };
+    if waited > 0 || watched > 0 {
+        shared.call(Query::MarkIdle, &[&mutex.as_str(), &waited, &watched]).await?;
+    }
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! The whole kit against the shared server: as the user with the fewest rights, through a proxy.
+//! The whole conformance suite against the shared server: as the least privileged user, through a proxy.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Waiters that die, lose their connection, or cannot be notified. Polls are so long that none explains a hand-over.
+//! Waiters that die, lose their connection, or cannot be notified. Poll intervals are too long to explain a hand-over.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,12 +8,15 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use common::{Private, Store, USER, freeze, name, open, open_as, soon, take, until};
-use simba_core::{Answer, Backend, Guard, Holding, Intent, Lease, MutexName, Observer, Prior, Simba, View};
-
+use common::{
+    PASSWORD, Private, SCHEMA, Store, USER, alter_system, lock_row, name, open, open_as, soon, take, until,
+};
+use simba_core::spi::{Answer, Backend, Holding, Intent, Prior};
+use simba_core::{Contention, Guard, Lease, MutexName, Observer, Simba, View};
+use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::Setup;
 
-/// A lease, poll and queue entry that outlast every test.
+/// Returns a lease whose ttl, poll interval and queue entry outlast every test.
 fn long() -> Lease {
     let lease = Lease::new(Duration::from_secs(40), Duration::from_secs(20)).unwrap();
     lease.with_poll(Duration::from_secs(40)).unwrap()
@@ -21,10 +24,10 @@ fn long() -> Lease {
 
 async fn simba(store: &Store) -> Simba {
     simba_tck::explain_failures();
-    Simba::builder(Arc::new(store.backend().await) as Arc<dyn Backend>).lease(long()).build()
+    Simba::builder(Arc::new(store.backend().await) as Arc<dyn Backend>).with_lease(long()).build()
 }
 
-/// Waits until that many waiters are queued whose handles hold the lock that shows that they live.
+/// Waits until `many` waiters are queued whose handles hold the advisory lock that marks them as alive.
 async fn subscribed(store: &Store, mutex: &MutexName, many: i64) {
     let count = "SELECT count(*) FROM simba_waiter WHERE mutex = $1 AND NOT watches AND starts_with(channel, 'simba_live_')";
     let admin = store.admin().await;
@@ -36,76 +39,79 @@ async fn subscribed(store: &Store, mutex: &MutexName, many: i64) {
     soon("all waiters are subscribed", queued).await;
 }
 
-/// Keeps the user from opening more connections than it has, less `fewer`.
+/// Limits the connections of the user to the current number minus `fewer`.
 async fn limit_connections(admin: &tokio_postgres::Client, fewer: i64) {
     let count = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1";
     let limit = admin.query_one(count, &[&USER]).await.unwrap().get::<_, i64>(0) - fewer;
     admin.batch_execute(&format!("ALTER ROLE {USER} CONNECTION LIMIT {limit}")).await.unwrap();
 }
 
-/// Waiters on a runtime of their own, which stand still like a stopped process, and end like a killed one.
-struct Doomed {
-    orders: mpsc::Sender<&'static str>,
+/// Waiters on a runtime of their own, which can be paused like a stopped process, and end like a killed one.
+struct Killable {
+    commands: mpsc::Sender<&'static str>,
+    /// Receives once they are paused.
+    paused: mpsc::Receiver<()>,
     thread: JoinHandle<()>,
 }
 
-impl Doomed {
-    /// Lets a contender wait for the mutex at this place of the queue.
-    async fn waits_for(store: &Store, mutex: &MutexName, place: i64) -> Self {
-        Self::wait_for(store, mutex, place..=place).await
+impl Killable {
+    /// Starts a waiter at this position of the queue.
+    async fn waits_for(store: &Store, mutex: &MutexName, position: i64) -> Self {
+        Self::wait_for(store, mutex, position..=position).await
     }
 
-    /// Lets one contender wait for the mutex at each of these places of the queue.
-    async fn wait_for(store: &Store, mutex: &MutexName, places: std::ops::RangeInclusive<i64>) -> Self {
-        let (orders, to_do) = mpsc::channel();
-        let (its_store, its_mutex, last) = (store.clone(), mutex.clone(), *places.end());
+    /// Starts a waiter at each of these positions of the queue.
+    async fn wait_for(store: &Store, mutex: &MutexName, positions: std::ops::RangeInclusive<i64>) -> Self {
+        let ((commands, received), (pause, paused)) = (mpsc::channel(), mpsc::channel());
+        let (its_store, its_mutex, last) = (store.clone(), mutex.clone(), *positions.end());
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let (simba, waiting) = runtime.block_on(async {
                 let simba = simba(&its_store).await;
-                let waiting: Vec<_> = places.map(|_| simba.contend(its_mutex.clone())).collect();
+                let waiting: Vec<_> = positions.map(|_| simba.contend(its_mutex.clone())).collect();
                 waiting.iter().for_each(|waiting| waiting.start().unwrap());
                 (simba, waiting)
             });
-            // The runtime only works within `block_on`.
-            while let Err(mpsc::TryRecvError::Empty) = to_do.try_recv() {
+            // The runtime makes progress only in `block_on`.
+            while let Err(mpsc::TryRecvError::Empty) = received.try_recv() {
                 runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
             }
-            to_do.recv().unwrap();
+            pause.send(()).unwrap();
+            received.recv().unwrap();
             runtime.shutdown_background();
             std::mem::forget((simba, waiting));
         });
         subscribed(store, mutex, last).await;
-        Self { orders, thread }
+        Self { commands, paused, thread }
     }
 
-    /// Lets it stand still: it neither answers nor breaks a connection.
-    fn stop(&self) {
-        self.orders.send("stop").unwrap();
-        std::thread::sleep(Duration::from_millis(100));
+    /// Pauses the waiters: they neither answer nor close a connection.
+    fn pause(&self) {
+        self.commands.send("pause").unwrap();
+        self.paused.recv().unwrap();
     }
 
-    /// Ends it without a word to the server; the system closes its connections.
+    /// Ends the waiters without a message to the server; the kernel closes their connections.
     fn kill(self) {
-        self.orders.send("kill").unwrap();
+        self.commands.send("kill").unwrap();
         self.thread.join().unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_waiters_are_passed_over() {
+async fn killed_waiters_are_skipped() {
     let (store, mutex) = (Store::shared(), name("killed"));
     let (one, two) = (simba(&store).await, simba(&store).await);
     let guard = soon("a lock", one.locker(mutex.clone()).lock()).await.unwrap();
-    let mut doomed = Vec::new();
-    for place in 1..=3 {
-        doomed.push(Doomed::waits_for(&store, &mutex, place).await);
+    let mut killed = Vec::new();
+    for position in 1..=3 {
+        killed.push(Killable::waits_for(&store, &mutex, position).await);
     }
     let waiting = two.contend(mutex.clone());
     waiting.start().unwrap();
     subscribed(&store, &mutex, 4).await;
-    for waiter in doomed {
-        waiter.stop();
+    for waiter in killed {
+        waiter.pause();
         waiter.kill();
     }
     let operate = one.operate().unwrap();
@@ -114,58 +120,64 @@ async fn killed_waiters_are_passed_over() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    soon("the killed ones are not counted", counted).await;
+    soon("killed waiters are not counted", counted).await;
     guard.release().await.unwrap();
-    soon("the live one is notified", waiting.acquired()).await.unwrap();
+    soon("the live waiter is notified", waiting.acquired()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_that_is_killed_when_it_is_its_turn_is_passed_over() {
-    process_killed_on_its_turn_is_passed_over(1).await;
+async fn a_waiter_that_is_killed_on_its_turn_is_skipped() {
+    process_killed_on_its_turn_is_skipped(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_waiters_of_a_process_that_is_killed_on_its_turn_are_passed_over() {
-    process_killed_on_its_turn_is_passed_over(2).await;
+async fn two_waiters_of_a_process_that_is_killed_on_its_turn_are_skipped() {
+    process_killed_on_its_turn_is_skipped(2).await;
 }
 
-/// The mutex is free and promised to the first of several waiters of a process that never takes it. No client is left to
-/// notify the next one.
-async fn process_killed_on_its_turn_is_passed_over(waiters: i64) {
+/// The mutex is free and promised to the first of several waiters of a process that never acquires it. No client is
+/// left to notify the next waiter.
+async fn process_killed_on_its_turn_is_skipped(waiters: i64) {
     let (store, mutex) = (Store::shared(), name("killed"));
     let (one, two) = (simba(&store).await, simba(&store).await);
     let guard = soon("a lock", one.locker(mutex.clone()).lock()).await.unwrap();
-    let doomed = Doomed::wait_for(&store, &mutex, 1..=waiters).await;
+    let killable = Killable::wait_for(&store, &mutex, 1..=waiters).await;
     let waiting = two.contend(mutex.clone());
     waiting.start().unwrap();
     subscribed(&store, &mutex, waiters + 1).await;
-    doomed.stop();
+    killable.pause();
     guard.release().await.unwrap();
     one.shutdown().await;
-    // Longer than the first pauses between the polls of a waiter whose turn it is not.
+    // Longer than the first pauses between the polls of the next waiter.
     tokio::time::sleep(Duration::from_secs(4)).await;
-    assert!(!waiting.is_owner(), "broken: a waiter that lives is not passed over");
-    doomed.kill();
+    assert!(!waiting.is_owner(), "broken: a live waiter is not skipped");
+    killable.kill();
     let killed = tokio::time::Instant::now();
-    soon("the next one polls", waiting.acquired()).await.unwrap();
+    soon("the next waiter polls", waiting.acquired()).await.unwrap();
     let took = killed.elapsed();
-    assert!(took < Duration::from_secs(10), "broken: the next one polls within a second, not after {took:?}");
+    assert!(took < Duration::from_secs(10), "broken: the next waiter polls within 1 s, not after {took:?}");
 }
 
-/// A connection that breaks costs a waiter its place only until the next one is there.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_keeps_its_place_when_its_connections_break() {
-    let private = Private::start(Setup::postgres()).await;
-    let (store, mutex) = (&private.store, name("cut"));
+/// Acquires the mutex in one handle, and waits for it in two others, in their order.
+async fn held_with_two_waiters(store: &Store, mutex: &MutexName) -> ([Simba; 3], Guard, Vec<Contention>) {
     let handles = [simba(store).await, simba(store).await, simba(store).await];
     let guard = soon("a lock", handles[0].locker(mutex.clone()).lock()).await.unwrap();
     let mut waiting = Vec::new();
-    for (place, handle) in (1..).zip(&handles[1..]) {
+    for (position, handle) in (1..).zip(&handles[1..]) {
         let contention = handle.contend(mutex.clone());
         contention.start().unwrap();
-        subscribed(store, &mutex, place).await;
+        subscribed(store, mutex, position).await;
         waiting.push(contention);
     }
+    (handles, guard, waiting)
+}
+
+/// A waiter whose connection breaks gets its place back with the next connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_keeps_its_place_after_its_connections_break() {
+    let private = Private::start(Setup::postgres()).await;
+    let (store, mutex) = (&private.store, name("cut"));
+    let (handles, guard, waiting) = held_with_two_waiters(store, &mutex).await;
     let admin = store.admin().await;
     let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = $1";
     admin.execute(end, &[&USER]).await.unwrap();
@@ -175,28 +187,20 @@ async fn a_waiter_keeps_its_place_when_its_connections_break() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    soon("both live again", back).await;
+    soon("both waiters count as alive again", back).await;
     soon("a release", guard.release()).await.unwrap();
-    soon("the first one is first", waiting[0].acquired()).await.unwrap();
+    soon("the first waiter acquires first", waiting[0].acquired()).await.unwrap();
     assert!(!waiting[1].is_owner());
 }
 
-/// The advisory lock of a waiter ends with its connection for wake-ups, although the waiter lives.
+/// The advisory lock of a waiter ends with its wakeup connection, although the waiter is alive.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_is_not_passed_over_while_its_wake_up_connection_is_down() {
+async fn a_waiter_is_not_skipped_while_its_wakeup_connection_is_down() {
     let private = Private::start(Setup::postgres()).await;
     let (store, mutex) = (&private.store, name("cut"));
-    let handles = [simba(store).await, simba(store).await, simba(store).await];
-    let guard = soon("a lock", handles[0].locker(mutex.clone()).lock()).await.unwrap();
-    let mut waiting = Vec::new();
-    for (place, handle) in (1..).zip(&handles[1..]) {
-        let contention = handle.contend(mutex.clone());
-        contention.start().unwrap();
-        subscribed(store, &mutex, place).await;
-        waiting.push(contention);
-    }
+    let (_handles, guard, waiting) = held_with_two_waiters(store, &mutex).await;
     let admin = store.admin().await;
-    // The connection that is cut cannot be opened again.
+    // The cut connection cannot be reopened.
     limit_connections(&admin, 1).await;
     let cut = "SELECT pg_terminate_backend(l.pid) FROM simba_waiter w \
                JOIN pg_locks l ON l.locktype = 'advisory' \
@@ -210,13 +214,43 @@ async fn a_waiter_is_not_passed_over_while_its_wake_up_connection_is_down() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    soon("the entry of the first waiter needs no lock any more", renewed).await;
+    soon("the entry of the first waiter needs no lock", renewed).await;
     soon("a release", guard.release()).await.unwrap();
-    // Longer than the second waiter takes to poll.
+    // Longer than the second waiter needs for a poll.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(!waiting[1].is_owner(), "broken: a waiter that lives is not passed over");
+    assert!(!waiting[1].is_owner(), "broken: a live waiter is not skipped");
     admin.batch_execute(&format!("ALTER ROLE {USER} CONNECTION LIMIT -1")).await.unwrap();
-    soon("the first waiter is served first", waiting[0].acquired()).await.unwrap();
+    soon("the first waiter acquires first", waiting[0].acquired()).await.unwrap();
+}
+
+/// The connection for wakeups does not break when the commands move to another server: the old one is only read-only.
+#[tokio::test(flavor = "multi_thread")]
+async fn wakeups_follow_the_commands_to_another_server() {
+    let (old, new) = (Private::start(Setup::postgres()).await, Private::start(Setup::postgres()).await);
+    let hosts = format!("{},{}", old.store.address(), new.store.address());
+    let url = format!("postgres://{USER}:{PASSWORD}@{hosts}/postgres?schema={SCHEMA}");
+    let config = PostgresConfig::from_url(&url.parse().unwrap()).unwrap();
+    let limit = Duration::from_secs(20);
+    let config = config.with_connect_timeout(limit).with_statement_timeout(limit);
+    let backend = Arc::new(PostgresBackend::connect(config).await.unwrap());
+    let simba = Simba::builder(backend as Arc<dyn Backend>).with_lease(long()).build();
+    let wait_on = async |store: &Store| {
+        let mutex = name("moved");
+        let guard = soon("a lock", simba.locker(mutex.clone()).lock()).await.unwrap();
+        let waiting = simba.contend(mutex.clone());
+        waiting.start().unwrap();
+        subscribed(store, &mutex, 1).await;
+        (guard, waiting)
+    };
+    let (_guard, _waiting) = wait_on(&old.store).await;
+    let admin = old.store.admin().await;
+    alter_system(&admin, "default_transaction_read_only", "on").await;
+    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+               WHERE usename = $1 AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')";
+    assert_eq!(admin.query_one(cut, &[&USER]).await.unwrap().get::<_, i64>(0), 1, "the commands are cut");
+    let (guard, waiting) = wait_on(&new.store).await;
+    soon("a release", guard.release()).await.unwrap();
+    soon("the waiter is notified by the new server", waiting.acquired()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -230,7 +264,7 @@ async fn the_entry_of_a_waiter_that_cannot_subscribe_is_renewed() {
     // The entry ends after two seconds unless it is renewed, and the next poll comes after forty.
     let waiting = two.contend(mutex.clone());
     waiting.start().unwrap();
-    // How long the entry still lasts, and whether a lock shows that its waiter lives.
+    // The remaining time of the entry, and whether an advisory lock marks its waiter as alive.
     let entry = "SELECT extract(epoch FROM until - clock_timestamp())::float8, starts_with(channel, 'simba_live_') \
                  FROM simba_waiter WHERE mutex = $1";
     let renewed = async {
@@ -248,9 +282,9 @@ async fn the_entry_of_a_waiter_that_cannot_subscribe_is_renewed() {
     soon("the entry is renewed", renewed).await;
 }
 
-/// A waiter of an older version, or one behind a pooler, holds no lock: its entry's lease decides.
+/// A waiter of an older version, or behind a pooler, holds no lock: it is alive until its entry ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_without_a_lock_is_not_passed_over() {
+async fn a_waiter_without_a_lock_is_not_skipped() {
     let (store, mutex) = (Store::shared(), name("older"));
     let (backend, admin) = (store.backend().await, store.admin().await);
     let mut holder = open(&backend, &mutex).await;
@@ -261,34 +295,34 @@ async fn a_waiter_without_a_lock_is_not_passed_over() {
     admin.execute("UPDATE simba_mutex SET waited = 1 WHERE mutex = $1", &[&mutex.as_str()]).await.unwrap();
     holder.release(Holding::Under(token)).await.unwrap();
     let mut other = open_as(&backend, &mutex, Intent::Try).await;
-    assert_eq!(other.contend(Prior::Nothing).await.unwrap(), Answer::Vacant, "broken: it is promised");
+    assert_eq!(other.contend(Prior::Nothing).await.unwrap(), Answer::Vacant, "broken: the mutex is promised");
     let leave = "DELETE FROM simba_waiter WHERE session = 'older-1' AND mutex = $1";
     admin.execute(leave, &[&mutex.as_str()]).await.unwrap();
     take(&mut *other).await;
 }
 
-/// Lets every notification of the user fail with this code. The stand-in is found before the server's own function.
+/// Makes every notification of the user fail with this code: the replacement shadows the server's function.
 async fn break_notifications(private: &Private, code: &str) {
     let admin = private.store.admin().await;
-    let stand_in = format!(
-        "CREATE SCHEMA stand_in; \
-         CREATE FUNCTION stand_in.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS \
+    let replacement = format!(
+        "CREATE SCHEMA replacement; \
+         CREATE FUNCTION replacement.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS \
          $$ BEGIN RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE = '{code}'; END $$; \
-         GRANT USAGE ON SCHEMA stand_in TO {USER}; \
-         ALTER ROLE {USER} SET search_path = stand_in, pg_catalog"
+         GRANT USAGE ON SCHEMA replacement TO {USER}; \
+         ALTER ROLE {USER} SET search_path = replacement, pg_catalog"
     );
-    admin.batch_execute(&stand_in).await.unwrap();
+    admin.batch_execute(&replacement).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_queue_of_notifications_fails_no_release() {
+async fn a_full_notify_queue_fails_no_release() {
     let private = Private::start(Setup::postgres()).await;
     break_notifications(&private, "54000").await;
-    // Known to be direct, so that no message to itself is needed.
+    // No test for a pooler, which needs a notification.
     let store = private.store.clone().with_keys("pooler=false");
     let (backend, poll) = (store.backend().await, Duration::from_millis(500));
     let simba = Simba::builder(Arc::new(backend) as Arc<dyn Backend>);
-    let simba = simba.lease(Lease::default().with_poll(poll).unwrap()).build();
+    let simba = simba.with_lease(Lease::default().with_poll(poll).unwrap()).build();
     let mutex = name("full");
     let guard = soon("a lock", simba.locker(mutex.clone()).lock()).await.unwrap();
     let waiting = simba.contend(mutex.clone());
@@ -296,7 +330,7 @@ async fn a_full_queue_of_notifications_fails_no_release() {
     subscribed(&store, &mutex, 1).await;
     soon("a release", guard.release()).await.expect("broken: a release needs no notification");
     soon("a waiter polls", waiting.acquired()).await.unwrap();
-    // Leaving the queue, and a change that is watched.
+    // Leave the queue, and change an owner that is watched.
     let another = simba.contend(mutex.clone());
     another.start().unwrap();
     subscribed(&store, &mutex, 1).await;
@@ -305,9 +339,9 @@ async fn a_full_queue_of_notifications_fails_no_release() {
     assert!(soon("a try", simba.locker(mutex).try_lock()).await.unwrap().is_some());
 }
 
-/// Two statements are sent alone, the third is gathered and goes out as a batch of one.
+/// Two statements are sent alone, the third one is sent as a batch of one.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_queue_of_notifications_fails_no_release_of_several_at_once() {
+async fn a_full_notify_queue_fails_no_concurrent_release() {
     let private = Private::start(Setup::postgres()).await;
     break_notifications(&private, "54000").await;
     let backend = private.store.clone().with_keys("pooler=false").backend().await;
@@ -331,9 +365,9 @@ async fn a_full_queue_of_notifications_fails_no_release_of_several_at_once() {
     }
 }
 
-/// A notification takes a lock that the whole server shares: none is sent where nobody listens.
+/// A notification takes a lock that the whole server shares: none is sent to a waiter that cannot listen.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_that_cannot_be_notified_costs_no_notification() {
+async fn no_notification_is_sent_to_a_waiter_that_cannot_listen() {
     let private = Private::start(Setup::postgres()).await;
     break_notifications(&private, "P0001").await;
     let backend = private.store.clone().with_keys("pooler=true").backend().await;
@@ -341,7 +375,7 @@ async fn a_waiter_that_cannot_be_notified_costs_no_notification() {
     let (mut holder, mut waiter) = (open(&backend, &mutex).await, open(&backend, &mutex).await);
     let token = take(&mut *holder).await;
     assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
-    holder.release(Holding::Under(token)).await.expect("broken: nobody is notified");
+    holder.release(Holding::Under(token)).await.expect("broken: no notification is sent");
     take(&mut *waiter).await;
 }
 
@@ -349,9 +383,9 @@ fn sees(observer: &Observer, guard: &Guard) -> bool {
     matches!(observer.view(), View::Owned(owner) if owner.is_owner(guard.tenure().contender()))
 }
 
-/// One row that stays locked keeps no other mutex from being watched.
+/// A row that stays locked does not prevent watching another mutex.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_locked_row_keeps_no_other_from_being_watched() {
+async fn a_locked_row_does_not_prevent_watching_another_mutex() {
     let store = Store::shared();
     let (one, two) = (simba(&store).await, simba(&store).await);
     let (stuck, free) = (name("watch-stuck"), name("watch-free"));
@@ -359,30 +393,30 @@ async fn a_locked_row_keeps_no_other_from_being_watched() {
         soon("a lock", two.locker(mutex.clone()).lock()).await.unwrap().release().await.unwrap();
     }
     let mut admin = store.admin().await;
-    let frozen = freeze(&mut admin, &stuck).await;
+    let locked = lock_row(&mut admin, &stuck).await;
     let observers = [&stuck, &free].map(|mutex| one.observe(mutex.clone()).unwrap());
     let watched = "SELECT EXISTS (SELECT FROM simba_waiter WHERE mutex = $1 AND watches)";
     let watcher = store.admin().await;
-    let looks = async {
+    let poll = async {
         while !watcher.query_one(watched, &[&free.as_str()]).await.unwrap().get::<_, bool>(0) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    soon("the free one is watched", looks).await;
+    soon("the free mutex is watched", poll).await;
     let guard = soon("a lock", two.locker(free.clone()).lock()).await.unwrap();
-    until("its owner is seen", || sees(&observers[1], &guard)).await;
-    frozen.rollback().await.unwrap();
+    until("the observer sees the owner", || sees(&observers[1], &guard)).await;
+    locked.rollback().await.unwrap();
     let guard = soon("a lock", two.locker(stuck.clone()).lock()).await.unwrap();
-    until("the other is watched too", || sees(&observers[0], &guard)).await;
+    until("the other mutex is watched too", || sees(&observers[0], &guard)).await;
 }
 
-/// Waiters that leave the queue of a locked row keep no other waiter from being notified.
+/// Waiters that leave the queue of a locked row do not delay the notification of another waiter.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_locked_row_delays_no_wake_up_of_another_mutex() {
+async fn a_locked_row_delays_no_wakeup_of_another_mutex() {
     let store = Store::shared();
     let backend = Arc::new(store.backend().await);
-    let simba = Simba::builder(Arc::clone(&backend) as Arc<dyn Backend>).lease(long()).build();
-    let (stuck, other) = (name("errands-stuck"), name("errands-other"));
+    let simba = Simba::builder(Arc::clone(&backend) as Arc<dyn Backend>).with_lease(long()).build();
+    let (stuck, other) = (name("leave-stuck"), name("leave-other"));
     let mut holder = open(&backend, &stuck).await;
     take(&mut *holder).await;
     let mut leaving = Vec::new();
@@ -399,11 +433,11 @@ async fn a_locked_row_delays_no_wake_up_of_another_mutex() {
     third.start().unwrap();
     subscribed(&store, &other, 1).await;
     let mut admin = store.admin().await;
-    let frozen = freeze(&mut admin, &stuck).await;
+    let locked = lock_row(&mut admin, &stuck).await;
     drop(leaving);
-    // The mutex is promised to the second one, which goes away: the third one is notified in the background.
+    // The mutex is promised to the second session, which is dropped: the third one is notified in the background.
     first.release(Holding::Under(token)).await.unwrap();
     drop(second);
-    soon("the third one is notified", third.acquired()).await.unwrap();
-    frozen.rollback().await.unwrap();
+    soon("the third session is notified", third.acquired()).await.unwrap();
+    locked.rollback().await.unwrap();
 }

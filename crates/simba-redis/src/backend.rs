@@ -1,25 +1,27 @@
-//! The backend: one handle to one store.
+//! Backend: one handle to one store.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use simba_core::{Backend, Claim, Clock, ErrorKind, Intent, Operate, Result, Session, SystemClock};
+use simba_core::spi::{Backend, Claim, Intent, Operate, Session};
+use simba_core::{Clock, ErrorKind, Result, SystemClock};
 use tokio::task::AbortHandle;
 
 use crate::config::RedisConfig;
 use crate::error;
-use crate::health;
-use crate::node::Context;
+use crate::probe;
 use crate::route::Route;
 use crate::session::RedisSession;
-use crate::subscriber::{self, Ears};
+use crate::supervisor::Context;
+use crate::wakeups::{self, Subscriptions};
 
-/// Mutexes on a Redis or Valkey.
+/// Backend on Redis or Valkey.
 ///
-/// One connection for commands and, once somebody waits, one for wake-ups, whatever the number of mutexes; on a
-/// cluster one for commands to every node that is needed. Dropping it closes them as [`close`](Backend::close)
-/// does, once its last session is dropped.
+/// Uses one connection for commands, whatever the number of mutexes, and one for wake-ups after the first session waits
+/// or observes. On a cluster it uses one command connection to every node in use. Dropping the backend and its last
+/// session closes the connections as [`close`](Backend::close) does.
 ///
 /// # Examples
 ///
@@ -40,35 +42,35 @@ pub struct RedisBackend {
     description: String,
 }
 
-/// What the sessions of one handle share.
+/// State that the sessions of one handle share.
 pub(crate) struct Shared {
     pub(crate) context: Arc<Context>,
     pub(crate) route: Arc<Route>,
-    pub(crate) ears: Arc<Ears>,
-    hearing: AbortHandle,
-    closed: OnceLock<()>,
+    pub(crate) subscriptions: Arc<Subscriptions>,
+    subscriber: AbortHandle,
+    closed: AtomicBool,
 }
 
 impl RedisBackend {
-    /// Connects, and warns of what endangers mutexes on this store.
+    /// Connects to the store, and logs a warning for each server setting that endangers mutexes.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unavailable`] if the server cannot be reached, [`ErrorKind::Denied`] if it refuses us,
-    /// [`ErrorKind::Protocol`] if it is no Redis, [`ErrorKind::Config`] if it is not as the URL says.
+    /// [`ErrorKind::Unavailable`] if the server cannot be reached, [`ErrorKind::Denied`] if it refuses the login,
+    /// [`ErrorKind::Protocol`] if it is not a Redis server, [`ErrorKind::Config`] if it does not match the URL.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call leaves no connection behind.
+    /// Cancel safe: a dropped call leaves no connection open.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         Self::connect_with_clock(config, Arc::new(SystemClock)).await
     }
 
-    /// Like [`connect`](Self::connect), with another clock for its own timers.
+    /// Connects like [`connect`](Self::connect), with `clock` for the backend's timers.
     ///
     /// # Errors
     ///
@@ -76,35 +78,36 @@ impl RedisBackend {
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     pub async fn connect_with_clock(config: RedisConfig, clock: Arc<dyn Clock>) -> Result<Self> {
         let description = format!("{config:?}");
         let context = Arc::new(Context::new(config.settings, clock));
         let route = Arc::new(Route::connect(config.topology, Arc::clone(&context)).await?);
-        let ears = Arc::new(Ears::new());
-        let hearing =
-            tokio::spawn(subscriber::hear(Arc::clone(&ears), Arc::clone(&route), Arc::clone(&context)));
-        let hearing = hearing.abort_handle();
-        let shared = Arc::new(Shared { context, route, ears, hearing, closed: OnceLock::new() });
-        health::warn(&shared).await;
+        let subscriptions = Arc::new(Subscriptions::new());
+        let subscriber =
+            tokio::spawn(wakeups::run(Arc::clone(&subscriptions), Arc::clone(&route), Arc::clone(&context)));
+        let subscriber = subscriber.abort_handle();
+        let shared =
+            Arc::new(Shared { context, route, subscriptions, subscriber, closed: AtomicBool::new(false) });
+        probe::warn_of_findings(&shared).await;
         Ok(Self { shared, description })
     }
 }
 
 impl RedisBackend {
-    /// Refuses a `wait_timeout` that could cost holders their lease: while the server waits for replicas, it answers
-    /// no renewal of the handle, and the next wait may come right behind.
+    /// Refuses a `wait_timeout` that could leave an acquisition without time for its first renewal, which is due after
+    /// two thirds of the ttl: an acquisition waits for at most two `WAIT`, that of the group before it and its own.
     fn check_replica_wait(&self, claim: &Claim) -> Result<()> {
         let Some(wait) = self.shared.context.settings.wait else { return Ok(()) };
-        let (ttl, most) = (claim.lease.ttl(), claim.lease.ttl() / 6);
-        if claim.intent == Intent::Observe || wait.timeout <= most {
+        let (ttl, limit) = (claim.lease.ttl(), claim.lease.ttl() / 3);
+        if claim.intent == Intent::Observe || wait.timeout <= limit {
             return Ok(());
         }
         let message = format!(
-            "`wait_timeout` is {:?}, more than a sixth of the ttl ({ttl:?}): renewals wait meanwhile. Set \
-             `wait_timeout` in the URL to at most {most:?}, or the ttl to at least {:?}",
+            "`wait_timeout` is {:?}, more than a third of the ttl ({ttl:?}): an acquisition could end after its first \
+             renewal is due. Set `wait_timeout` in the URL to at most {limit:?}, or the ttl to at least {:?}",
             wait.timeout,
-            wait.timeout * 6
+            wait.timeout * 3
         );
         Err(error::new(ErrorKind::Invalid, message))
     }
@@ -112,8 +115,8 @@ impl RedisBackend {
 
 impl Shared {
     fn close(&self) {
-        self.closed.get_or_init(|| ());
-        self.hearing.abort();
+        self.closed.store(true, Ordering::Relaxed);
+        self.subscriber.abort();
         self.route.close();
     }
 }
@@ -137,18 +140,19 @@ impl Backend for RedisBackend {
     }
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        if self.shared.closed.get().is_some() {
+        if self.shared.closed.load(Ordering::Relaxed) {
             return Err(error::closed());
         }
         if self.shared.route.is_cluster() && claim.mutex.as_str().starts_with('}') {
-            let message = "a name that begins with `}` has no one slot in a cluster: take another";
+            let message = "a name that begins with `}` has no hash tag, so its keys are in different slots: choose \
+                           another name for a cluster";
             return Err(error::new(ErrorKind::Invalid, message));
         }
         let retention = self.shared.context.settings.fence_retention;
         if claim.lease.total() > retention {
             let message = format!(
                 "the lease lasts {:?}, longer than the fencing token is kept ({retention:?}): set `fence_retention` in \
-                 the URL to the lease at least",
+                 the URL to at least the duration of the lease",
                 claim.lease.total()
             );
             return Err(error::new(ErrorKind::Invalid, message));

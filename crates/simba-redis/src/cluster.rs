@@ -1,6 +1,7 @@
-//! Which node of a cluster has a mutex, and one connection to each that is needed.
+//! Cluster: finds the node that has a mutex, and keeps one connection to each node in use.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,18 +10,18 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::config::Address;
+use crate::connection::Connection;
 use crate::error;
-use crate::node::{Context, Node, Source};
-use crate::pipe::Pipe;
+use crate::pipeline::Pipeline;
 use crate::resp::Reply;
-use crate::scripts::{Invocation, Script, Usual};
-use crate::wire::Wire;
+use crate::scripts::{FastPath, Invocation, Script};
+use crate::supervisor::{Context, Node, Source, Via};
 
 const SLOTS: u16 = 16384;
-/// How often a call follows a redirect before it gives up.
+/// Maximum number of redirects that one call follows.
 const REDIRECTS: usize = 5;
-/// The least distance between two looks at the map.
-const LOOK: Duration = Duration::from_millis(100);
+/// Minimum interval between two refreshes of the map.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) struct Cluster {
     table: Arc<Table>,
@@ -29,104 +30,98 @@ pub(crate) struct Cluster {
 
 struct Table {
     context: Arc<Context>,
+    /// Nodes that the URL names.
     seeds: Vec<Address>,
     map: Mutex<Map>,
-    /// Rung when the map proves wrong.
-    wrong: Notify,
+    /// Notified when the map may be out of date.
+    stale: Notify,
 }
 
 #[derive(Default)]
 struct Map {
     ranges: Vec<Range>,
-    /// What redirects told since the last look.
+    /// Slots that redirects have named since the last refresh.
     moved: HashMap<u16, Address>,
-    nodes: HashMap<Address, Arc<Node>>,
+    nodes: HashMap<(Address, Via), Arc<Node>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Range {
-    first: u16,
-    last: u16,
+    slots: RangeInclusive<u16>,
     master: Address,
     replicas: Vec<Address>,
 }
 
+impl Range {
+    fn nodes(&self) -> impl Iterator<Item = &Address> {
+        std::iter::once(&self.master).chain(&self.replicas)
+    }
+}
+
 impl Cluster {
     pub(crate) async fn connect(seeds: Vec<Address>, context: Arc<Context>) -> Result<Self> {
-        let table = Arc::new(Table { context, seeds, map: Mutex::default(), wrong: Notify::new() });
-        table.look().await?;
-        let task = tokio::spawn(keep(Arc::clone(&table))).abort_handle();
+        let table = Arc::new(Table { context, seeds, map: Mutex::default(), stale: Notify::new() });
+        table.refresh().await?;
+        let task = tokio::spawn(refresh_when_stale(Arc::clone(&table))).abort_handle();
         let cluster = Self { table, task };
-        // The first word with a node tells whether we may use it, and what it calls the scripts.
-        let first = cluster.table.map().ranges.first().map(|range| range.master.clone());
-        if let Some(address) = first {
-            let wire = cluster.table.context.ready(&address).await?;
-            drop(wire);
+        // Reports a missing right at connect, and stores the digests of the scripts.
+        if let Some(master) = cluster.masters().first() {
+            master.connected().await?;
         }
         Ok(cluster)
     }
 
-    /// Runs a script on the node that has the mutex, following it if it moves.
-    pub(crate) async fn invoke(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
-        // The keys of one command must be of one slot.
-        let whole = Invocation { usual: None, ..*call };
-        if let Some(Usual::Renew(..)) = call.usual {
-            let renewed = self.run(&Invocation { script: Script::Renew, ..whole }).await?;
+    /// Runs a script on the node that has the mutex, and follows redirects.
+    pub(crate) async fn invoke(&self, call: &Invocation<'_>) -> Result<(Reply, Pipeline)> {
+        // Never batched: the keys of one command must be in one slot.
+        let single = Invocation { fast_path: None, ..*call };
+        if let Some(FastPath::Renew(..)) = call.fast_path {
+            let renewed = self.run(&Invocation { script: Script::Renew, ..single }).await?;
             if renewed.0 != Reply::Int(0) {
                 return Ok(renewed);
             }
         }
-        self.run(&whole).await
+        self.run(&single).await
     }
 
-    async fn run(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
+    async fn run(&self, call: &Invocation<'_>) -> Result<(Reply, Pipeline)> {
         let table = &self.table;
-        let slot = slot(call.mutex);
-        let mut node = table.node_of(slot)?;
-        // A node that is gone does not answer, and who asked it does not wait for ever.
-        let suspicion = Suspicion(&table.wrong);
+        let mut address = table.master_of(slot(call.mutex))?;
+        // A dead node never answers and the caller drops the call, so the map is refreshed unless a reply comes.
+        let refresh_on_drop = RefreshOnDrop(&table.stale);
         for _ in 0..REDIRECTS {
-            let (reply, pipe) = node.invoke(call).await?;
-            match &reply {
-                Reply::Error(words) => match redirect(words, |host, port| {
-                    endpoint(host, port, node.address()).or_else(|| table.only_node_at(port))
-                }) {
-                    Some(Redirect::Moved(slot, address)) => {
-                        table.map().moved.insert(slot, address.clone());
-                        node = table.node(address);
-                    }
-                    Some(Redirect::Ask(address)) => return table.ask(address, call).await,
-                    None if is_redirect(words) => return Err(error::unknown_endpoint(words)),
-                    None => return Ok((reply, pipe)),
-                },
-                _ => {
-                    suspicion.allay();
-                    return Ok((reply, pipe));
+            let (reply, pipeline) = table.node(address.clone(), call.via).invoke(call).await?;
+            let Reply::Error(message) = &reply else {
+                refresh_on_drop.disarm();
+                return Ok((reply, pipeline));
+            };
+            let resolve =
+                |host: &str, port| endpoint(host, port, &address).or_else(|| table.only_node_at(port));
+            match redirect(message, resolve) {
+                Some(Redirect::Moved(slot, target)) => {
+                    table.map().moved.insert(slot, target.clone());
+                    address = target;
                 }
+                Some(Redirect::Ask(target)) => return table.invoke_asking(target, call).await,
+                None if is_redirect(message) => return Err(error::unknown_endpoint(message)),
+                None => return Ok((reply, pipeline)),
             }
         }
         Err(error::refused("TRYAGAIN too many redirects"))
     }
 
-    /// Sends a call whose reply nobody waits for, to where the mutex was last.
+    /// Sends a call to the last known node of the mutex and ignores its reply.
     pub(crate) fn send(&self, call: &Invocation<'_>) {
-        let Ok(node) = self.table.node_of(slot(call.mutex)) else { return };
-        if let Some(pipe) = node.pipe_now() {
-            let _ = pipe.send(|out| call.write(out, &self.table.context.scripts));
+        if let Ok(address) = self.table.master_of(slot(call.mutex)) {
+            self.table.node(address, call.via).send(call);
         }
     }
 
-    /// Every master that has slots.
+    /// Returns every master that has slots.
     pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
-        let addresses: Vec<_> = self.table.map().ranges.iter().map(|range| range.master.clone()).collect();
-        let mut masters: Vec<Arc<Node>> = Vec::new();
-        for address in addresses {
-            let node = self.table.node(address);
-            if !masters.iter().any(|known| Arc::ptr_eq(known, &node)) {
-                masters.push(node);
-            }
-        }
-        masters
+        let addresses: HashSet<_> =
+            self.table.map().ranges.iter().map(|range| range.master.clone()).collect();
+        addresses.into_iter().map(|address| self.table.node(address, Via::Main)).collect()
     }
 
     pub(crate) fn close(&self) {
@@ -134,10 +129,10 @@ impl Cluster {
         self.table.map().nodes.values().for_each(|node| node.close());
     }
 
-    /// Connects to any node that knows the map, for subscriptions: what is published anywhere arrives everywhere.
-    /// A node that was reset knows no other.
-    pub(crate) async fn any(&self) -> Result<Wire> {
-        self.table.any().await.map(|(wire, _)| wire)
+    /// Connects to any node with a map, for subscriptions: a cluster forwards published messages to all its nodes. A
+    /// node without a map was reset and belongs to no cluster.
+    pub(crate) async fn connect_any(&self) -> Result<Connection> {
+        self.table.connect_any().await.map(|(connection, _)| connection)
     }
 }
 
@@ -147,29 +142,29 @@ impl Drop for Cluster {
     }
 }
 
-/// Has the map looked at again, unless it is allayed by an answer: also when a call is dropped unanswered.
-struct Suspicion<'a>(&'a Notify);
+/// Requests a refresh of the map when dropped, unless disarmed by a reply. Covers calls that are dropped unanswered.
+struct RefreshOnDrop<'a>(&'a Notify);
 
-impl Suspicion<'_> {
-    fn allay(self) {
+impl RefreshOnDrop<'_> {
+    fn disarm(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Suspicion<'_> {
+impl Drop for RefreshOnDrop<'_> {
     fn drop(&mut self) {
         self.0.notify_one();
     }
 }
 
-/// Looks at the map again whenever it proves wrong.
-async fn keep(table: Arc<Table>) {
+/// Refreshes the map whenever it may be out of date.
+async fn refresh_when_stale(table: Arc<Table>) {
     loop {
-        table.wrong.notified().await;
-        if let Err(cause) = table.look().await {
-            tracing::debug!(%cause, "no node tells the map of the cluster");
+        table.stale.notified().await;
+        if let Err(cause) = table.refresh().await {
+            tracing::debug!(%cause, "cannot refresh the cluster map");
         }
-        table.context.clock.sleep_until(table.context.clock.now() + LOOK).await;
+        table.context.clock.sleep_until(table.context.clock.now() + REFRESH_INTERVAL).await;
     }
 }
 
@@ -178,100 +173,88 @@ impl Table {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn node_of(&self, slot: u16) -> Result<Arc<Node>> {
-        let address = {
-            let map = self.map();
-            let covers = |range: &&Range| (range.first..=range.last).contains(&slot);
-            let known = map.moved.get(&slot);
-            known.or_else(|| map.ranges.iter().find(covers).map(|range| &range.master)).cloned()
-        };
-        match address {
-            Some(address) => Ok(self.node(address)),
-            None => {
-                self.wrong.notify_one();
-                Err(error::refused("CLUSTERDOWN no node has the slot"))
-            }
-        }
+    /// Returns the last known master of a slot.
+    fn master_of(&self, slot: u16) -> Result<Address> {
+        let map = self.map();
+        let covers = |range: &&Range| range.slots.contains(&slot);
+        let known = map.moved.get(&slot);
+        let master = known.or_else(|| map.ranges.iter().find(covers).map(|range| &range.master));
+        master.cloned().ok_or_else(|| {
+            self.stale.notify_one();
+            error::refused("CLUSTERDOWN no node has the slot")
+        })
     }
 
-    fn node(&self, address: Address) -> Arc<Node> {
+    fn node(&self, address: Address, via: Via) -> Arc<Node> {
         let mut map = self.map();
-        let node = map.nodes.entry(address).or_insert_with_key(|address| {
-            Node::start(Source::Member(address.clone()), Arc::clone(&self.context), None)
+        let node = map.nodes.entry((address, via)).or_insert_with_key(|(address, via)| {
+            Node::start(Source::Member(address.clone()), Arc::clone(&self.context), *via)
         });
         Arc::clone(node)
     }
 
-    /// Returns the node of the map at this port, if there is only one.
+    /// Returns the address with this port in the map, if there is exactly one.
     fn only_node_at(&self, port: u16) -> Option<Address> {
-        let is_there =
-            |address: &Address| matches!(address, Address::Tcp { port: there, .. } if *there == port);
+        let has_port =
+            |address: &Address| matches!(address, Address::Tcp { port: other, .. } if *other == port);
         let map = self.map();
-        let nodes = map.ranges.iter().flat_map(|range| std::iter::once(&range.master).chain(&range.replicas));
-        let mut there = nodes.filter(|address| is_there(address));
-        let first = there.next()?;
-        there.all(|address| address == first).then(|| first.clone())
+        let mut matching = map.ranges.iter().flat_map(Range::nodes).filter(|address| has_port(address));
+        let first = matching.next()?;
+        matching.all(|address| address == first).then(|| first.clone())
     }
 
-    /// A node that has taken a slot over in part answers only who asks for it.
-    async fn ask(&self, address: Address, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
-        const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
-        let pipe = self.node(address).pipe().await?;
-        let reply = pipe.call_after(ASKING, |out| call.write_source(out, &self.context.scripts)).await?;
-        Ok((reply, pipe))
+    /// Runs a script on a node that is importing the slot. Such a node executes only commands after `ASKING`.
+    async fn invoke_asking(&self, address: Address, call: &Invocation<'_>) -> Result<(Reply, Pipeline)> {
+        let pipeline = self.node(address, call.via).pipeline().await?;
+        let reply =
+            pipeline.call_after(&["ASKING"], |out| call.write_source(out, &self.context.scripts)).await?;
+        Ok((reply, pipeline))
     }
 
-    /// Asks the nodes for the map, until one tells.
-    async fn look(&self) -> Result<()> {
-        let (_, ranges) = self.any().await?;
+    /// Reads the map from the first node that has one.
+    async fn refresh(&self) -> Result<()> {
+        let (_, ranges) = self.connect_any().await?;
         let mut map = self.map();
         map.moved.clear();
-        let masters: Vec<_> = ranges.iter().map(|range| range.master.clone()).collect();
-        // Who is no master any more needs no connection; calls under way end with it.
-        let gone: Vec<_> = map.nodes.keys().filter(|address| !masters.contains(address)).cloned().collect();
-        let gone: Vec<_> = gone.iter().filter_map(|address| map.nodes.remove(address)).collect();
+        // The connections of former masters are closed. Their outstanding calls fail.
+        let masters: HashSet<_> = ranges.iter().map(|range| range.master.clone()).collect();
+        let old: Vec<_> = map.nodes.extract_if(|(address, _), _| !masters.contains(address)).collect();
         map.ranges = ranges;
         drop(map);
-        drop(gone);
+        drop(old);
         Ok(())
     }
 
-    /// Connects to any node that knows where slots are, and returns its map, which has at least one range.
-    async fn any(&self) -> Result<(Wire, Vec<Range>)> {
+    /// Connects to any node with a map and returns the map, which has at least one range.
+    async fn connect_any(&self) -> Result<(Connection, Vec<Range>)> {
         let mut last: Option<Error> = None;
-        for address in self.known() {
-            match self.greet(&address).await {
+        for address in self.known_addresses() {
+            match self.connect_with_map(&address).await {
                 Ok(known) => return Ok(known),
-                // A node that is down says less than one that refuses us.
+                // Report a permanent refusal rather than an unreachable node.
                 Err(cause) if last.as_ref().is_none_or(Error::is_transient) => last = Some(cause),
                 Err(_) => {}
             }
         }
-        Err(last.unwrap_or_else(error::gone))
+        Err(last.unwrap_or_else(error::disconnected))
     }
 
-    async fn greet(&self, address: &Address) -> Result<(Wire, Vec<Range>)> {
-        let (settings, clock) = (&self.context.settings, &*self.context.clock);
-        let slots: &[&[&str]] = &[&["CLUSTER", "SLOTS"]];
-        let (wire, replies) = Wire::open_with(address, settings, &settings.login, clock, slots).await?;
+    async fn connect_with_map(&self, address: &Address) -> Result<(Connection, Vec<Range>)> {
+        let (login, slots) = (&self.context.settings.login, [vec!["CLUSTER", "SLOTS"]]);
+        let (connection, replies) = Connection::open(address, &self.context, login, &slots).await?;
         let ranges = replies.first().and_then(|reply| ranges(reply, address));
-        match ranges.ok_or_else(|| error::unexpected("the map of the cluster"))? {
-            // What a node answers that was reset, or that has not met the others yet.
+        match ranges.ok_or_else(|| error::unexpected("CLUSTER SLOTS"))? {
+            // The reply of a node that was reset or has not joined the cluster yet.
             ranges if ranges.is_empty() => Err(error::refused("CLUSTERDOWN the node knows no slots")),
-            ranges => Ok((wire, ranges)),
+            ranges => Ok((connection, ranges)),
         }
     }
 
-    /// Every address that was ever heard of and is not out of date, in random order.
-    fn known(&self) -> Vec<Address> {
-        let mut known = self.seeds.clone();
-        for range in &self.map().ranges {
-            for address in std::iter::once(&range.master).chain(&range.replicas) {
-                if !known.contains(address) {
-                    known.push(address.clone());
-                }
-            }
-        }
+    /// Returns the addresses of the URL and of the current map, in random order.
+    fn known_addresses(&self) -> Vec<Address> {
+        let map = self.map();
+        let known: HashSet<_> = self.seeds.iter().chain(map.ranges.iter().flat_map(Range::nodes)).collect();
+        let mut known: Vec<_> = known.into_iter().cloned().collect();
         fastrand::shuffle(&mut known);
         known
     }
@@ -283,13 +266,13 @@ enum Redirect {
     Ask(Address),
 }
 
-fn is_redirect(words: &str) -> bool {
-    words.starts_with("MOVED ") || words.starts_with("ASK ")
+fn is_redirect(message: &str) -> bool {
+    message.starts_with("MOVED ") || message.starts_with("ASK ")
 }
 
-/// Returns where a node redirects to; `None` if it does not, or cannot tell the address.
-fn redirect(words: &str, resolve: impl Fn(&str, u16) -> Option<Address>) -> Option<Redirect> {
-    let mut parts = words.split(' ');
+/// Returns the target of a redirect, or `None` if the message is no redirect or has no usable address.
+fn redirect(message: &str, resolve: impl Fn(&str, u16) -> Option<Address>) -> Option<Redirect> {
+    let mut parts = message.split(' ');
     let (code, slot, address) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?);
     let (host, port) = address.rsplit_once(':')?;
     let address = resolve(host, port.parse().ok()?)?;
@@ -300,46 +283,45 @@ fn redirect(words: &str, resolve: impl Fn(&str, u16) -> Option<Address>) -> Opti
     }
 }
 
-fn ranges(reply: &Reply, asked: &Address) -> Option<Vec<Range>> {
-    reply.array()?.iter().map(|range| range_of(range, asked)).collect()
+fn ranges(reply: &Reply, queried: &Address) -> Option<Vec<Range>> {
+    reply.array()?.iter().map(|range| range_of(range, queried)).collect()
 }
 
-fn range_of(reply: &Reply, asked: &Address) -> Option<Range> {
+fn range_of(reply: &Reply, queried: &Address) -> Option<Range> {
     let [first, last, master, replicas @ ..] = reply.array()? else { return None };
     let slot = |reply: &Reply| u16::try_from(reply.int()?).ok();
     Some(Range {
-        first: slot(first)?,
-        last: slot(last)?,
-        master: address_of(master, asked)?,
-        replicas: replicas.iter().filter_map(|replica| address_of(replica, asked)).collect(),
+        slots: slot(first)?..=slot(last)?,
+        master: address_of(master, queried)?,
+        replicas: replicas.iter().filter_map(|replica| address_of(replica, queried)).collect(),
     })
 }
 
-fn address_of(reply: &Reply, asked: &Address) -> Option<Address> {
+fn address_of(reply: &Reply, queried: &Address) -> Option<Address> {
     let [host, port, rest @ ..] = reply.array()? else { return None };
     let port = u16::try_from(port.int()?).ok()?;
-    // Redis 7 adds the address where it names a node by something else.
+    // Redis 7 adds the IP address if it names the node by a host name.
     let ip = || {
         let [_, details, ..] = rest else { return None };
         let details = details.array()?;
         details.chunks(2).find_map(|pair| (pair.first()?.text()? == "ip").then(|| pair.get(1)?.text())?)
     };
-    endpoint(host.text().unwrap_or_default(), port, Some(asked))
+    endpoint(host.text().unwrap_or_default(), port, queried)
         .or_else(|| ip().map(|host| Address::tcp(host, port)))
 }
 
-/// Returns the address that a node names. Without a host it is the host that was asked. `?` stands for a host name that
-/// the node does not know.
-fn endpoint(host: &str, port: u16, asked: Option<&Address>) -> Option<Address> {
-    match (host, asked) {
+/// Returns the address that a node names. An empty host stands for the host that was queried, `?` for an unknown host
+/// name.
+fn endpoint(host: &str, port: u16, queried: &Address) -> Option<Address> {
+    match (host, queried) {
         ("?", _) => None,
-        ("", Some(Address::Tcp { host, .. })) => Some(Address::tcp(host.clone(), port)),
+        ("", Address::Tcp { host, .. }) => Some(Address::tcp(host.clone(), port)),
         ("", _) => None,
         (host, _) => Some(Address::tcp(host, port)),
     }
 }
 
-/// The slot of a mutex: what lies between the first brace of its key and the next closing one is hashed.
+/// Returns the slot of a mutex: the hash of its key's text from the first opening brace to the next closing one.
 fn slot(mutex: &MutexName) -> u16 {
     let name = mutex.as_str();
     let tag = name.split('}').next().unwrap_or(name);
@@ -360,20 +342,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_the_one_that_the_cluster_computes() {
+    fn slot_is_computed_as_by_the_cluster() {
         assert_eq!(crc16(b"123456789"), 0x31c3);
-        // As CLUSTER KEYSLOT says.
+        // Values of CLUSTER KEYSLOT.
         assert_eq!(slot(&MutexName::new("foo").unwrap()), 12182);
         assert_eq!(slot(&MutexName::legacy("foo}x").unwrap()), 12182);
     }
 
     #[test]
-    fn a_node_without_a_host_has_the_host_that_was_asked_or_its_ip() {
-        let asked = Address::tcp("10.0.0.1", 7000);
+    fn node_without_a_host_has_the_queried_host_or_its_ip() {
+        let queried = Address::tcp("10.0.0.1", 7000);
         let text = |text: &str| Reply::Bulk(text.into());
         let node = |host: Reply, details: Vec<Reply>| {
             let node = vec![host, Reply::Int(7001), text("id"), Reply::Array(details)];
-            address_of(&Reply::Array(node), &asked)
+            address_of(&Reply::Array(node), &queried)
         };
         assert_eq!(node(Reply::Nil, vec![]), Some(Address::tcp("10.0.0.1", 7001)));
         assert_eq!(node(text("?"), vec![text("ip"), text("10.0.0.7")]), Some(Address::tcp("10.0.0.7", 7001)));
@@ -382,17 +364,17 @@ mod tests {
     }
 
     #[test]
-    fn redirects_are_told_from_other_errors() {
-        let (there, asked) = (Address::tcp("10.0.0.7", 7001), Address::tcp("10.0.0.1", 7000));
-        let redirect = |words| redirect(words, |host, port| endpoint(host, port, Some(&asked)));
-        assert_eq!(redirect("MOVED 3999 10.0.0.7:7001"), Some(Redirect::Moved(3999, there.clone())));
-        assert_eq!(redirect("ASK 3999 10.0.0.7:7001"), Some(Redirect::Ask(there)));
+    fn redirects_are_distinguished_from_other_errors() {
+        let (target, queried) = (Address::tcp("10.0.0.7", 7001), Address::tcp("10.0.0.1", 7000));
+        let redirect = |message| redirect(message, |host, port| endpoint(host, port, &queried));
+        assert_eq!(redirect("MOVED 3999 10.0.0.7:7001"), Some(Redirect::Moved(3999, target.clone())));
+        assert_eq!(redirect("ASK 3999 10.0.0.7:7001"), Some(Redirect::Ask(target)));
         let same_host = Address::tcp("10.0.0.1", 7001);
         assert_eq!(redirect("MOVED 1 :7001"), Some(Redirect::Moved(1, same_host)));
         assert_eq!(redirect("MOVED 1 ?:7001"), None);
         assert!(is_redirect("MOVED 1 ?:7001"));
-        for words in ["", "MOVED", "MOVED x y", "CLUSTERDOWN Hash slot not served", "ASK 1 nowhere"] {
-            assert_eq!(redirect(words), None, "{words}");
+        for message in ["", "MOVED", "MOVED x y", "CLUSTERDOWN Hash slot not served", "ASK 1 nowhere"] {
+            assert_eq!(redirect(message), None, "{message}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Where the server is, how to log in, and how to talk to it.
+//! Settings of the backend: servers, login, TLS, limits.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use simba_core::{ConnectUrl, Error, ErrorKind, Host, Result};
+use simba_core::spi::{ConnectUrl, Host};
+use simba_core::{Error, ErrorKind, Result};
 use simba_net::rustls::ClientConfig;
 use simba_net::{Tls, Verify};
 
@@ -29,16 +30,16 @@ const KEYS: &[&str] = &[
     "wait_timeout",
 ];
 
-/// Longer than a clock is off that was set by the wrong time zone, which is the most common large step.
+/// Longer than the error of a clock that was set in the wrong time zone, which is the most common large step.
 const DEFAULT_FENCE_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
-/// From a minute to ten years.
+/// Allowed range: from a minute to ten years.
 const FENCE_RETENTION: RangeInclusive<Duration> =
     Duration::from_secs(60)..=Duration::from_secs(3650 * 24 * 60 * 60);
 
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-/// Where a Redis or Valkey is and how to talk to it.
+/// Address and settings of a Redis or Valkey.
 ///
 /// `Debug` shows no password.
 ///
@@ -58,7 +59,7 @@ pub struct RedisConfig {
     pub(crate) settings: Settings,
 }
 
-/// How the servers belong together.
+/// Topology of the servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Topology {
     Standalone(Address),
@@ -66,7 +67,7 @@ pub(crate) enum Topology {
     Cluster(Vec<Address>),
 }
 
-/// Where one server listens.
+/// Address of one server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Address {
     Tcp { host: String, port: u16 },
@@ -93,7 +94,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Who we are at a server.
+/// Login and database at a server.
 #[derive(Clone, Default)]
 pub(crate) struct Login {
     pub(crate) user: Option<String>,
@@ -101,7 +102,13 @@ pub(crate) struct Login {
     pub(crate) database: u32,
 }
 
-/// What holds for every connection.
+impl Login {
+    fn new(user: Option<&str>, password: Option<&str>, database: u32) -> Self {
+        Self { user: user.map(Into::into), password: password.map(Into::into), database }
+    }
+}
+
+/// Settings of every connection.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) login: Login,
@@ -109,15 +116,15 @@ pub(crate) struct Settings {
     pub(crate) tls: Option<Tls>,
     rustls: OnceLock<Arc<ClientConfig>>,
     pub(crate) connect_timeout: Duration,
-    /// How long a server with a question may be silent before its connection counts as broken.
+    /// Time without a reply, while one is outstanding, after which a connection counts as broken.
     pub(crate) timeout: Duration,
     pub(crate) ping: Duration,
     pub(crate) wait: Option<WaitReplicas>,
-    /// How long the last token of a mutex is kept after its last use.
+    /// Time for which the last token of a mutex is kept after its last use.
     pub(crate) fence_retention: Duration,
 }
 
-/// How many replicas must have an acquisition, and how long they may take.
+/// Number of replicas that must have an acquisition, and the time limit for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitReplicas {
     pub(crate) count: u32,
@@ -125,23 +132,23 @@ pub(crate) struct WaitReplicas {
 }
 
 impl Settings {
-    /// The files are read once, at the first connection.
+    /// Returns the TLS configuration. Reads the files once, at the first connection.
     pub(crate) fn rustls(&self) -> Result<Arc<ClientConfig>> {
         if let Some(config) = self.rustls.get() {
             return Ok(Arc::clone(config));
         }
-        let config = self.tls.as_ref().ok_or_else(|| invalid("no TLS was asked for"))?.client_config()?;
+        let config = self.tls.as_ref().ok_or_else(|| invalid("TLS is not configured"))?.client_config()?;
         Ok(Arc::clone(self.rustls.get_or_init(|| config)))
     }
 }
 
 impl RedisConfig {
-    /// Reads `redis://`, `rediss://`, `redis+unix:`, `redis+sentinel://` and `redis+cluster://`, the last two
-    /// also with `rediss+`. The [crate's documentation](crate) lists the keys.
+    /// Parses a URL with the scheme `redis:`, `rediss:`, `redis+unix:`, `redis+sentinel:`, `rediss+sentinel:`,
+    /// `redis+cluster:` or `rediss+cluster:`. The [crate's documentation](crate) lists the keys.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] for an unknown scheme or key, or a value that is none.
+    /// [`ErrorKind::Invalid`] for an unknown scheme or key, or an invalid value.
     pub fn from_url(url: &ConnectUrl) -> Result<Self> {
         Self::read(url).map_err(|error| error.with_backend(crate::NAME))
     }
@@ -149,23 +156,14 @@ impl RedisConfig {
     fn read(url: &ConnectUrl) -> Result<Self> {
         url.only_keys(KEYS)?;
         let (topology, database) = topology(url)?;
-        let database = match url.parsed("db", "the number of a database")? {
-            Some(database) => database,
-            None => database,
-        };
-        let login =
-            Login { user: url.user().map(Into::into), password: url.password().map(Into::into), database };
+        let database = url.parsed("db", "the number of a database")?.unwrap_or(database);
+        let login = Login::new(url.user(), url.password(), database);
         if login.user.is_some() && login.password.is_none() {
             return Err(invalid("the URL names a user without a password: redis://USER:PASSWORD@host"));
         }
-        let sentinel_login = Login {
-            user: url.query("sentinel_user").map(Into::into),
-            password: url.query("sentinel_password").map(Into::into),
-            database: 0,
-        };
         let settings = Settings {
             login,
-            sentinel_login,
+            sentinel_login: Login::new(url.query("sentinel_user"), url.query("sentinel_password"), 0),
             tls: tls(url)?,
             rustls: OnceLock::new(),
             connect_timeout: time(url, "connect_timeout", Duration::from_secs(2))?,
@@ -177,39 +175,41 @@ impl RedisConfig {
         Ok(Self { topology, settings })
     }
 
-    /// Takes the password from elsewhere than the URL.
+    /// Sets the password of the login at the servers, instead of the one in the URL.
     pub fn with_password(mut self, password: impl Into<String>) -> Self {
         self.settings.login.password = Some(password.into());
         self
     }
 
-    /// Speaks TLS, or with `None` plain text.
+    /// Sets the TLS settings. `None` means plain text.
     pub fn with_tls(mut self, tls: Option<Tls>) -> Self {
         self.settings.tls = tls;
         self.settings.rustls = OnceLock::new();
         self
     }
 
-    /// Counts a connection as broken after a reply is overdue by this much; default 1 s. Well under the lease,
-    /// or a holder cannot ride a broken connection out.
+    /// Sets the time without a reply after which a connection counts as broken; default 1 s. Choose it well below the
+    /// lease: otherwise a holder cannot reconnect before its deadline.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout;
         self
     }
 
-    /// Keeps the last token of a mutex for this long after its last use, 1 min to 10 years; default 1 day.
+    /// Sets how long the last token of a mutex is kept after its last use; default 1 day. Values are clamped to 1 min
+    /// to 10 years.
     ///
-    /// Without it, the next token is the server's time in microseconds. It is smaller than the last one only if the
-    /// server's clock was set back by more than the time since, so by more than this. All handles should have the
-    /// same value: the last use of a mutex decides.
+    /// After that time, the next token is the server's time in microseconds. It is smaller than the last one only if
+    /// the server's clock was set back by more than the time since the last use, which is more than the retention. All
+    /// handles should have the same value: the last use of a mutex decides.
     pub fn with_fence_retention(mut self, retention: Duration) -> Self {
         self.settings.fence_retention = retention.clamp(*FENCE_RETENTION.start(), *FENCE_RETENTION.end());
         self
     }
 
-    /// After an acquisition, waits until `count` replicas have it, for `timeout` at the most; else it is given
-    /// back and fails. All calls of the handle wait meanwhile, so a `timeout` of more than a sixth of the ttl is refused
-    /// when a mutex is opened.
+    /// Waits after each acquisition until `count` replicas have it. If they do not within `timeout`, the mutex is
+    /// released and the acquisition fails. Acquisitions have a connection of their own then, so renewals never wait for
+    /// replicas. A `timeout` of more than a third of the ttl is refused when a mutex is opened: an acquisition waits
+    /// for that of the group before it, then for its own, and the first renewal is due after two thirds of the ttl.
     pub fn with_wait_replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.settings.wait = (count > 0).then_some(WaitReplicas { count, timeout });
         self
@@ -236,7 +236,7 @@ fn topology(url: &ConnectUrl) -> Result<(Topology, u32)> {
         "redis" | "rediss" => {
             let [host] = url.hosts() else {
                 return Err(invalid(
-                    "one host is needed: redis://host:port; several go with redis+sentinel: or redis+cluster:",
+                    "the URL needs one host: redis://host:port; for several use redis+sentinel: or redis+cluster:",
                 ));
             };
             Ok((Topology::Standalone(Address::of(host, PORT)), database(path)?))
@@ -248,7 +248,7 @@ fn topology(url: &ConnectUrl) -> Result<(Topology, u32)> {
         "redis+sentinel" | "rediss+sentinel" => sentinel(url, path),
         "redis+cluster" | "rediss+cluster" => match database(path)? {
             0 => Ok((Topology::Cluster(addresses(url, PORT)?), 0)),
-            _ => Err(invalid("a cluster has database 0 only: leave the number out")),
+            _ => Err(invalid("a cluster has only database 0: omit the number")),
         },
         other => Err(invalid(format!("`{other}:` is not the scheme of a Redis server"))),
     }
@@ -283,7 +283,7 @@ fn tls(url: &ConnectUrl) -> Result<Option<Tls>> {
     let given = KEYS.iter().find(|key| key.starts_with("tls_") && url.query(key).is_some());
     if !url.scheme().starts_with("rediss") {
         return match given {
-            // Silence here would be plain text where encryption was meant.
+            // Without this error, the connection would silently use plain text.
             Some(key) => Err(invalid(format!("`{key}` needs TLS: write `rediss` instead of `redis`"))),
             None => Ok(None),
         };
@@ -300,7 +300,7 @@ fn tls(url: &ConnectUrl) -> Result<Option<Tls>> {
     tls = match (url.query("tls_cert"), url.query("tls_key")) {
         (Some(certificate), Some(key)) => tls.with_identity(certificate, key),
         (None, None) => tls,
-        _ => return Err(invalid("`tls_cert` and `tls_key` in the URL go together")),
+        _ => return Err(invalid("the URL needs both `tls_cert` and `tls_key`, or neither")),
     };
     Ok(Some(match url.query("tls_server_name") {
         Some(name) => tls.with_server_name(name),
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn every_topology_has_its_url() {
+    fn every_topology_is_parsed_from_its_url() {
         let one = read("redis://:x@cache:7000/3").unwrap();
         assert_eq!(one.topology, Topology::Standalone(Address::tcp("cache", 7000)));
         assert_eq!(one.settings.login.database, 3);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused_with_the_cure() {
+    fn invalid_urls_are_refused_with_the_fix() {
         let refusal = |url: &str| {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}");
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_of_a_configuration_holds_a_password() {
+    fn debug_output_contains_no_password() {
         let config = read("redis+sentinel://u:canary@a/m?sentinel_password=canary").unwrap();
         assert!(!format!("{config:?} {config:#?}").contains("canary"));
     }

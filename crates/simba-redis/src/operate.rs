@@ -1,4 +1,4 @@
-//! What operators need.
+//! Operators' calls: list, read, evict, probe.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -6,20 +6,21 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use simba_core::operate::{EvictIf, Eviction, Finding, MutexRecord, Probe};
-use simba_core::{ContenderId, ErrorKind, FencingToken, MutexName, Operate, Result};
+use simba_core::spi::Operate;
+use simba_core::{ErrorKind, FencingToken, MutexName, Result};
 
 use crate::backend::RedisBackend;
 use crate::error;
-use crate::health::Info;
-use crate::node::Node;
-use crate::resp::{self, Reply};
-use crate::scripts::{Arg, Invocation, Script, key};
-use crate::session::FromStore as _;
+use crate::probe::Info;
+use crate::resp::Reply;
+use crate::scripts::{Arg, Invocation, Script};
+use crate::session::{contender, token_of};
+use crate::supervisor::Node;
 
-/// How many keys a scan looks at before it lets others in.
-const SCAN: &str = "1000";
-/// How many mutexes are read at once: a list of thousands must not keep renewals waiting.
-const AT_ONCE: usize = 256;
+/// Number of keys that one `SCAN` examines before the server handles other clients.
+const SCAN_COUNT: &str = "1000";
+/// Number of mutexes that are read concurrently: a list of thousands must not delay renewals.
+const READ_CHUNK: usize = 256;
 
 #[async_trait]
 impl Operate for RedisBackend {
@@ -30,13 +31,13 @@ impl Operate for RedisBackend {
         }
         let names: Vec<_> = names.into_iter().collect();
         let mut records = Vec::with_capacity(names.len());
-        for chunk in names.chunks(AT_ONCE) {
+        for chunk in names.chunks(READ_CHUNK) {
             for (name, read) in chunk.iter().zip(join_all(chunk.iter().map(|name| self.read(name))).await) {
                 match read {
                     Ok(record) => records.push(record),
-                    // One key that is not Simba's must not hide all mutexes.
+                    // A key that is not Simba's must not fail the whole list.
                     Err(cause) if cause.kind() == ErrorKind::Protocol => {
-                        tracing::warn!(mutex = %name, %cause, "redis: a mutex is left out of the list");
+                        tracing::warn!(mutex = %name, %cause, "redis: a mutex is omitted from the list");
                     }
                     Err(cause) => return Err(cause),
                 }
@@ -46,16 +47,16 @@ impl Operate for RedisBackend {
     }
 
     async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
-        let call = Invocation::new(Script::Look, mutex, &[Arg::Text("1"), Arg::Text("0")]);
+        let call = Invocation::new(Script::Inspect, mutex, &[Arg::Text("1"), Arg::Text("0")]);
         let (reply, _) = self.shared.route.invoke(&call).await?;
         record(mutex, &reply)
     }
 
     async fn evict(&self, mutex: &MutexName, condition: EvictIf) -> Result<Eviction> {
         let condition = match &condition {
-            EvictIf::Token(token) => [Arg::Text("t"), Arg::Number(token.get())],
-            EvictIf::Owner(owner) => [Arg::Text("o"), Arg::Text(owner.as_str())],
-            _ => [Arg::Text("*"), Arg::Text("")],
+            EvictIf::Token(token) => [Arg::Text("token"), Arg::Number(token.get())],
+            EvictIf::Owner(owner) => [Arg::Text("owner"), Arg::Text(owner.as_str())],
+            _ => [Arg::Text("any"), Arg::Text("")],
         };
         let standalone = Arg::Number(u64::from(self.shared.route.is_standalone()));
         let args = [condition[0], condition[1], standalone];
@@ -67,7 +68,7 @@ impl Operate for RedisBackend {
                 Ok(Eviction::Freed { owner: contender(mutex, owner)?, window })
             }
             [Reply::Int(2), owner] => Ok(Eviction::Other(contender(mutex, owner)?)),
-            _ => Err(error::unexpected("an eviction")),
+            _ => Err(error::unexpected("evict")),
         }
     }
 
@@ -76,14 +77,14 @@ impl Operate for RedisBackend {
         let mut probe = Probe::default();
         if self.shared.context.spread.is_spread() {
             probe.findings.push(Finding::new(
-                "keys of different mutexes are on different servers: a proxy spreads them, so calls cannot be combined",
+                "keys of different mutexes are on different servers: a proxy spreads them, so calls cannot be batched",
                 "connect to the server itself, or with `redis+cluster://` to a cluster",
             ));
         }
         for node in self.shared.route.masters() {
-            let pipe = node.pipe().await?;
+            let pipeline = node.pipeline().await?;
             let before = clock.now();
-            pipe.call(|out| out.extend_from_slice(b"*1\r\n$4\r\nPING\r\n")).await?;
+            pipeline.call(&["PING"]).await?;
             probe.round_trip = probe.round_trip.max(clock.now() - before);
             let info = Info::of(&node).await?;
             probe.server = info.server();
@@ -93,7 +94,7 @@ impl Operate for RedisBackend {
                         "the server's clock was set by about {} ms: leases ended too early or too late",
                         step.0
                     ),
-                    "keep the clocks of all servers in step by slewing (chrony without `makestep`)",
+                    "synchronize the clocks of all servers by slewing (chrony without `makestep`)",
                 )
             });
             for finding in info.findings().into_iter().chain(step) {
@@ -106,16 +107,13 @@ impl Operate for RedisBackend {
     }
 }
 
-/// Collects the names of all mutexes that are held or waited for. A fence alone tells of nobody.
+/// Collects the names of all mutexes with a holder or a waiter. Fences are skipped: they outlive both.
 async fn scan(node: &Node, names: &mut BTreeSet<MutexName>) -> Result<()> {
-    let pipe = node.pipe().await?;
+    let pipeline = node.pipeline().await?;
     let mut cursor = "0".to_owned();
     loop {
-        let command = resp::command(&["SCAN", &cursor, "MATCH", "simba:{*}*", "COUNT", SCAN]);
-        let reply = pipe.call(|out| out.extend_from_slice(&command)).await?;
-        if let Reply::Error(words) = &reply {
-            return Err(error::refused(words));
-        }
+        let command = ["SCAN", &cursor, "MATCH", "simba:{*}*", "COUNT", SCAN_COUNT];
+        let reply = pipeline.call(&command).await?.into_result()?;
         let Some([next, Reply::Array(keys)]) = reply.array() else { return Err(error::unexpected("SCAN")) };
         names.extend(keys.iter().filter_map(|key| name(key.text()?)));
         match next.text() {
@@ -126,30 +124,25 @@ async fn scan(node: &Node, names: &mut BTreeSet<MutexName>) -> Result<()> {
     }
 }
 
-/// The mutex that a key is of.
+/// Returns the mutex that a key belongs to.
 fn name(key: &str) -> Option<MutexName> {
     let rest = key.strip_prefix("simba:{")?;
     let name = ["}", "}:contender"].iter().find_map(|suffix| rest.strip_suffix(suffix))?;
     MutexName::legacy(name).ok()
 }
 
-fn contender(mutex: &MutexName, reply: &Reply) -> Result<ContenderId> {
-    let id = reply.text().and_then(|id| ContenderId::foreign(id).ok());
-    id.ok_or_else(|| error::foreign(&key(mutex)))
-}
-
 fn record(mutex: &MutexName, reply: &Reply) -> Result<MutexRecord> {
     let mut record = MutexRecord::free(mutex.clone());
     let parts = reply.array().unwrap_or_default();
-    let [Reply::Int(waiters), held @ ..] = parts else { return Err(error::unexpected("a look")) };
+    let [Reply::Int(waiters), held @ ..] = parts else { return Err(error::unexpected("inspect")) };
     record.waiters = usize::try_from(*waiters).ok();
     let [Reply::Int(left), Reply::Int(token), Reply::Int(transition), owner] = held else {
         return Ok(record);
     };
     record.owner = Some(contender(mutex, owner)?);
     record.remaining = u64::try_from(*left).ok().map(Duration::from_millis);
-    record.token = FencingToken::from_store(*token);
-    // A token is the time of its acquisition, unless the server's clock went back before it.
+    record.token = token_of(*token);
+    // A token is the time of its acquisition, unless the server's clock was set back before.
     record.acquired_at = record.token.and_then(acquired_at);
     record.in_transition = record.token.map(|_| left <= transition);
     Ok(record)
@@ -164,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_tells_its_mutex() {
+    fn mutex_is_parsed_from_its_keys() {
         let of = |key| name(key).map(|name| name.as_str().to_owned());
         assert_eq!(of("simba:{orders}").as_deref(), Some("orders"));
         assert_eq!(of("simba:{orders}:fence"), None);

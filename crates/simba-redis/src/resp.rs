@@ -1,17 +1,17 @@
-//! The protocol of Redis, as far as it is needed: commands out, replies in.
+//! RESP2, the protocol of Redis: encodes commands and parses replies.
 
 use std::fmt;
 
-/// No reply to what we ask is longer; a peer that announces more is not a Redis.
+/// Maximum length of a string or array. No reply to our commands is longer, so the peer is not a Redis server.
 const MAX_BULK: usize = 64 << 20;
-/// No reply to what we ask nests deeper.
+/// Maximum nesting of arrays. No reply to our commands nests deeper.
 const MAX_DEPTH: usize = 6;
 
-/// What the server answered.
+/// A reply of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Status(String),
-    /// An error in the server's own words, which begin with its code.
+    /// The text of an error, which begins with its code.
     Error(String),
     Int(i64),
     Bulk(Vec<u8>),
@@ -43,19 +43,19 @@ impl Reply {
     }
 }
 
-/// What came is no reply of a Redis.
+/// The bytes are not a reply of a Redis server.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("what came is no reply of a Redis server")
+        f.write_str("the bytes are not a reply of a Redis server")
     }
 }
 
 impl std::error::Error for Malformed {}
 
-/// The first reply in `bytes` and its length; `None` if it is not complete yet.
+/// Returns the first reply in `bytes` and its length, or `None` if it is incomplete.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>, Malformed> {
     let mut parser = Parser { bytes, at: 0 };
     Ok(parser.reply(0)?.map(|reply| (reply, parser.at)))
@@ -89,9 +89,9 @@ impl Parser<'_> {
         }
     }
 
-    /// Where the rest of the line is, without its end; moves behind it.
+    /// Returns the range of the current line without its type byte and its end, and moves to the next line.
     fn line(&mut self) -> Result<Option<std::ops::Range<usize>>, Malformed> {
-        /// Longer than any line of a Redis: an error may repeat an argument.
+        /// Longer than any line of a Redis server. An error may repeat an argument.
         const MAX_LINE: usize = 64 << 10;
         let start = self.at + 1;
         let rest = &self.bytes[start..];
@@ -119,7 +119,7 @@ impl Parser<'_> {
 
     fn items(&mut self, length: i64, depth: usize) -> Result<Option<Reply>, Malformed> {
         let Some(length) = size(length)? else { return Ok(Some(Reply::Nil)) };
-        // What is announced is not there yet: room for it comes as it comes.
+        // The announced length is not trusted: memory is allocated as items arrive.
         let mut items = Vec::with_capacity(length.min(64));
         for _ in 0..length {
             match self.reply(depth + 1)? {
@@ -139,7 +139,7 @@ fn number(line: &[u8]) -> Result<i64, Malformed> {
     std::str::from_utf8(line).ok().and_then(|line| line.parse().ok()).ok_or(Malformed)
 }
 
-/// A length; -1 stands for nothing.
+/// Converts a length. -1 stands for nil.
 fn size(length: i64) -> Result<Option<usize>, Malformed> {
     match usize::try_from(length) {
         Ok(length) if length <= MAX_BULK => Ok(Some(length)),
@@ -150,37 +150,37 @@ fn size(length: i64) -> Result<Option<usize>, Malformed> {
 
 // ===== commands =====
 
-/// Begins a command of that many words.
-pub(crate) fn begin(out: &mut Vec<u8>, words: usize) {
-    head(out, b'*', words);
+/// Starts a command with this number of arguments, including its name.
+pub(crate) fn write_array_header(out: &mut Vec<u8>, args: usize) {
+    write_header(out, b'*', args);
 }
 
-/// Adds one word.
-pub(crate) fn word(out: &mut Vec<u8>, word: &[u8]) {
-    words(out, &[word]);
+/// Writes one argument.
+pub(crate) fn write_bulk(out: &mut Vec<u8>, arg: &[u8]) {
+    write_bulk_parts(out, &[arg]);
 }
 
-/// Adds one word that is made of several pieces.
-pub(crate) fn words(out: &mut Vec<u8>, pieces: &[&[u8]]) {
-    head(out, b'$', pieces.iter().map(|piece| piece.len()).sum());
-    pieces.iter().for_each(|piece| out.extend_from_slice(piece));
+/// Writes one argument that consists of several parts.
+pub(crate) fn write_bulk_parts(out: &mut Vec<u8>, parts: &[&[u8]]) {
+    write_header(out, b'$', parts.iter().map(|part| part.len()).sum());
+    parts.iter().for_each(|part| out.extend_from_slice(part));
     out.extend_from_slice(b"\r\n");
 }
 
-/// Adds a number as a word.
-pub(crate) fn number_word(out: &mut Vec<u8>, number: u64) {
+/// Writes a number as one argument.
+pub(crate) fn write_bulk_number(out: &mut Vec<u8>, number: u64) {
     let mut digits = Digits::default();
-    word(out, digits.of(number));
+    write_bulk(out, digits.of(number));
 }
 
-fn head(out: &mut Vec<u8>, kind: u8, length: usize) {
+fn write_header(out: &mut Vec<u8>, kind: u8, length: usize) {
     let mut digits = Digits::default();
     out.push(kind);
     out.extend_from_slice(digits.of(length as u64));
     out.extend_from_slice(b"\r\n");
 }
 
-/// The digits of a number, without an allocation.
+/// Decimal digits of a number, without an allocation.
 #[derive(Default)]
 struct Digits([u8; 20]);
 
@@ -198,10 +198,15 @@ impl Digits {
     }
 }
 
-/// A whole command of plain words.
+/// Writes a command.
+pub(crate) fn write_command(out: &mut Vec<u8>, parts: &[&str]) {
+    write_array_header(out, parts.len());
+    parts.iter().for_each(|part| write_bulk(out, part.as_bytes()));
+}
+
+/// Returns an encoded command.
 pub(crate) fn command(parts: &[&str]) -> Vec<u8> {
     let mut out = Vec::new();
-    begin(&mut out, parts.len());
-    parts.iter().for_each(|part| word(&mut out, part.as_bytes()));
+    write_command(&mut out, parts);
     out
 }

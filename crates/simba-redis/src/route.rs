@@ -1,119 +1,107 @@
-//! To the server that has a mutex, however many there are.
+//! Routing of calls to the server that has the mutex.
 
 use std::sync::Arc;
 
 use simba_core::Result;
 
 use crate::cluster::Cluster;
-use crate::config::{Address, Topology};
+use crate::config::Topology;
+use crate::connection::Connection;
 use crate::error;
-use crate::node::{Context, Node, Source};
-use crate::pipe::Pipe;
+use crate::pipeline::Pipeline;
 use crate::resp::Reply;
 use crate::scripts::Invocation;
 use crate::sentinel::Sentinel;
-use crate::wire::Wire;
+use crate::supervisor::{Context, Node, Source, Via};
 
 pub(crate) struct Route {
     context: Arc<Context>,
-    way: Way,
-    /// One server knows all who listen.
-    standalone: bool,
+    target: Target,
 }
 
-enum Way {
-    One { node: Arc<Node>, source: Topology },
+enum Target {
+    One { source: Source, main: Arc<Node>, acquisitions: Option<Arc<Node>> },
     Cluster(Cluster),
 }
 
 impl Route {
     pub(crate) async fn connect(topology: Topology, context: Arc<Context>) -> Result<Self> {
-        let standalone = matches!(topology, Topology::Standalone(_));
-        let way = match topology {
-            Topology::Cluster(seeds) => Way::Cluster(Cluster::connect(seeds, Arc::clone(&context)).await?),
-            one => {
-                let node = Node::connect(source(&one), Arc::clone(&context)).await?;
-                Way::One { node, source: one }
+        let source = match topology {
+            Topology::Cluster(seeds) => {
+                let target = Target::Cluster(Cluster::connect(seeds, Arc::clone(&context)).await?);
+                return Ok(Self { context, target });
             }
+            Topology::Standalone(address) => Source::Fixed(address),
+            Topology::Sentinel { sentinels, master } => Source::Sentinel(Sentinel { sentinels, master }),
         };
-        Ok(Self { context, way, standalone })
+        let start = |via| Node::start(source.clone(), Arc::clone(&context), via);
+        let main = start(Via::Main);
+        main.connected().await?;
+        let acquisitions = context.settings.wait.map(|_| start(Via::Acquisitions));
+        Ok(Self { target: Target::One { source, main, acquisitions }, context })
     }
 
-    /// Returns whether publishing tells who listens. Behind a proxy that spreads keys a message is published on
-    /// another server than the one with the subscription, so a probe must have shown that there is one server.
+    /// Returns whether the result of `PUBLISH` shows which waiters have subscribed. A proxy that spreads keys publishes
+    /// a message on another server than the one with the subscription, so a probe must have shown that there is one
+    /// server.
     pub(crate) fn is_standalone(&self) -> bool {
-        self.standalone && self.context.spread.is_one_server()
+        let one_address = matches!(&self.target, Target::One { source: Source::Fixed(_), .. });
+        one_address && self.context.spread.is_one_server()
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self.way, Way::Cluster(_))
+        matches!(self.target, Target::Cluster(_))
     }
 
-    /// Runs a script where its mutex is; an error reply is an error.
-    pub(crate) async fn invoke(&self, call: &Invocation<'_>) -> Result<(Reply, Pipe)> {
-        let answered = match &self.way {
-            Way::One { node, .. } => node.invoke(call).await,
-            // Boxed: with redirects it is larger than all the rest of a call, which most have no use for.
-            Way::Cluster(cluster) => Box::pin(cluster.invoke(call)).await,
+    /// Runs a script on the server that has the mutex. Fails on an error reply.
+    pub(crate) async fn invoke(&self, call: &Invocation<'_>) -> Result<(Reply, Pipeline)> {
+        let result = match &self.target {
+            Target::One { main, acquisitions, .. } => pick(main, acquisitions, call.via).invoke(call).await,
+            // Boxed: the future that follows redirects is larger than the rest of a call, and only clusters need it.
+            Target::Cluster(cluster) => Box::pin(cluster.invoke(call)).await,
         };
-        match answered? {
-            (Reply::Error(words), _) => Err(error::refused(&words).with_mutex(call.mutex)),
-            answered => Ok(answered),
+        match result? {
+            (Reply::Error(message), _) => Err(error::refused(&message).with_mutex(call.mutex)),
+            result => Ok(result),
         }
     }
 
-    /// Sends a call whose reply nobody waits for, if there is a connection.
+    /// Sends a call and ignores its reply. Does nothing without a connection.
     pub(crate) fn send(&self, call: &Invocation<'_>) {
-        match &self.way {
-            Way::One { node, .. } => {
-                if let Some(pipe) = node.pipe_now() {
-                    let _ = pipe.send(|out| call.write(out, &self.context.scripts));
-                }
-            }
-            Way::Cluster(cluster) => cluster.send(call),
+        match &self.target {
+            Target::One { main, acquisitions, .. } => pick(main, acquisitions, call.via).send(call),
+            Target::Cluster(cluster) => cluster.send(call),
         }
     }
 
-    /// Every server that has mutexes.
+    /// Returns every server that has mutexes.
     pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
-        match &self.way {
-            Way::One { node, .. } => vec![Arc::clone(node)],
-            Way::Cluster(cluster) => cluster.masters(),
+        match &self.target {
+            Target::One { main, .. } => vec![Arc::clone(main)],
+            Target::Cluster(cluster) => cluster.masters(),
         }
     }
 
-    /// A connection of its own, for subscriptions.
-    pub(crate) async fn listen(&self) -> Result<Wire> {
-        let (settings, clock) = (&self.context.settings, &*self.context.clock);
-        match &self.way {
-            Way::One { source: Topology::Standalone(address), .. } => {
-                Wire::open(address, settings, &settings.login, clock).await
+    /// Opens a connection for subscriptions.
+    pub(crate) async fn connect_subscriber(&self) -> Result<Connection> {
+        match &self.target {
+            Target::One { source, .. } => {
+                source.connect(&self.context).await.map(|(connection, _)| connection)
             }
-            Way::One { source: Topology::Sentinel { sentinels, master }, .. } => {
-                let sentinel = Sentinel { sentinels: sentinels.clone(), master: master.clone() };
-                sentinel.connect(&self.context).await.map(|(wire, _)| wire)
-            }
-            Way::One { .. } => Err(error::gone()),
-            Way::Cluster(cluster) => cluster.any().await,
+            Target::Cluster(cluster) => cluster.connect_any().await,
         }
     }
 
     pub(crate) fn close(&self) {
-        match &self.way {
-            Way::One { node, .. } => node.close(),
-            Way::Cluster(cluster) => cluster.close(),
+        match &self.target {
+            Target::One { main, acquisitions, .. } => {
+                [Some(main), acquisitions.as_ref()].into_iter().flatten().for_each(|node| node.close());
+            }
+            Target::Cluster(cluster) => cluster.close(),
         }
     }
 }
 
-fn source(topology: &Topology) -> Source {
-    match topology {
-        Topology::Standalone(address) => Source::Fixed(address.clone()),
-        Topology::Sentinel { sentinels, master } => {
-            Source::Sentinel(Sentinel { sentinels: sentinels.clone(), master: master.clone() })
-        }
-        Topology::Cluster(seeds) => {
-            Source::Fixed(seeds.first().cloned().unwrap_or_else(|| Address::tcp("localhost", 6379)))
-        }
-    }
+fn pick<'a>(main: &'a Node, acquisitions: &'a Option<Arc<Node>>, via: Via) -> &'a Node {
+    acquisitions.as_deref().filter(|_| via == Via::Acquisitions).unwrap_or(main)
 }

@@ -1,77 +1,88 @@
-//! The scripts that run in the server: constant, each key declared.
+//! Lua scripts that run in the server. Their text is constant and they declare every key.
+//!
+//! # Values in the server
+//!
+//! The fence `simba:{<mutex>}:fence` has one of these forms. Any other text counts as no fence.
+//!
+//! | form | text | meaning |
+//! |---|---|---|
+//! | hold | `<token><mark><session> <transition> <contender>` | the last acquisition; kept after its release |
+//! | reservation | `!<end> <token> <waiter>` | free; only `<waiter>` may acquire it until `<end>` |
+//! | token | `<token>` | free; the reservation was cancelled |
+//!
+//! | part | text |
+//! |---|---|
+//! | token | the last fencing token, 16 digits; `0` in a reservation without a last token |
+//! | mark | a space, or `*` if observers want the release published |
+//! | session | random number of the session, 16 hexadecimal digits |
+//! | transition | of the lease, in ms, 11 digits |
+//! | contender | id of the holder |
+//! | end | server time in ms, 13 digits |
+//! | waiter | id of the woken waiter |
+//!
+//! The score of a waiter in `simba:{<mutex>}:contender` is its position: server time in seconds, less half a second. The
+//! score in `simba:{<mutex>}:alive` is the expiry of its entry: server time in ms, plus 0.5 if it has subscribed.
 
+use std::fmt;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use simba_core::{FencingToken, MutexName};
 
-use crate::pipe::Haste;
 use crate::resp::{self, Reply};
+use crate::supervisor::Via;
 
-/// One of the scripts.
+/// A script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Script {
     Contend,
     Release,
-    Look,
+    Inspect,
     Evict,
-    /// The usual cases of many calls.
+    /// A batch of fast-path calls.
     Many,
-    /// A renewal, with keys that exist.
+    /// A renewal that declares only existing keys.
     Renew,
 }
 
 impl Script {
     pub(crate) const ALL: [Self; 6] =
-        [Self::Contend, Self::Release, Self::Look, Self::Evict, Self::Many, Self::Renew];
+        [Self::Contend, Self::Release, Self::Inspect, Self::Evict, Self::Many, Self::Renew];
 
-    /// Returns the script without the constants of the handle.
+    /// Returns the text of the script's file.
     const fn text(self) -> &'static str {
         match self {
-            Self::Contend => concat!(
-                include_str!("scripts/times.lua"),
-                include_str!("scripts/take.lua"),
-                include_str!("scripts/wake.lua"),
-                include_str!("scripts/contend.lua")
-            ),
-            Self::Release => concat!(
-                include_str!("scripts/times.lua"),
-                include_str!("scripts/free.lua"),
-                include_str!("scripts/wake.lua"),
-                include_str!("scripts/release.lua")
-            ),
-            Self::Look => concat!(
-                include_str!("scripts/times.lua"),
-                include_str!("scripts/wake.lua"),
-                include_str!("scripts/look.lua")
-            ),
-            Self::Evict => concat!(
-                include_str!("scripts/times.lua"),
-                include_str!("scripts/wake.lua"),
-                include_str!("scripts/evict.lua")
-            ),
+            Self::Contend => include_str!("scripts/contend.lua"),
+            Self::Release => include_str!("scripts/release.lua"),
+            Self::Inspect => include_str!("scripts/inspect.lua"),
+            Self::Evict => include_str!("scripts/evict.lua"),
+            Self::Many => include_str!("scripts/many.lua"),
             Self::Renew => include_str!("scripts/renew.lua"),
-            Self::Many => concat!(include_str!("scripts/times.lua"), include_str!("scripts/many.lua")),
         }
     }
 }
 
-/// How late the end of a fence may be set, so that not every use of a mutex has to set it. The scripts count on it.
+/// Constants, before every script.
+const LAYOUT: &str = include_str!("scripts/layout.lua");
+/// Functions, where a script includes them.
+const SHARED: &str = include_str!("scripts/shared.lua");
+const INCLUDE_SHARED: &str = "-- include shared.lua\n";
+/// How late the expiry of a fence may be extended, so that not every use of a mutex has to. The scripts rely on it.
 const FENCE_SLACK: Duration = Duration::from_secs(1000);
 
-/// The scripts of one handle, in the order of [`Script::ALL`].
+/// Scripts of one handle, in the order of [`Script::ALL`].
 pub(crate) struct Scripts {
     sources: [String; Script::ALL.len()],
-    /// What a server calls them: the same on every one, known after the first connection.
+    /// SHA-1 digests, which are the same on every server. Known after the first connection.
     digests: OnceLock<[String; Script::ALL.len()]>,
 }
 
 impl Scripts {
-    /// Returns scripts that keep a fence for so long after the last use of its mutex.
+    /// Creates scripts that keep a fence for `fence_retention` after the last use of its mutex.
     pub(crate) fn new(fence_retention: Duration) -> Self {
-        let kept = (fence_retention + FENCE_SLACK).as_millis();
-        // As text: the server turns a number into text slowly.
-        let source = |script: Script| format!("local FENCE_KEPT = '{kept}'\n{}", script.text());
+        let retention_ms = (fence_retention + FENCE_SLACK).as_millis();
+        let layout = LAYOUT.replace("$FENCE_KEPT", &retention_ms.to_string());
+        let source = |script: Script| format!("{layout}{}", script.text().replace(INCLUDE_SHARED, SHARED));
         Self { sources: Script::ALL.map(source), digests: OnceLock::new() }
     }
 
@@ -84,12 +95,13 @@ impl Scripts {
     }
 
     /// Returns the commands that load the scripts into a server.
-    pub(crate) fn load(&self) -> [[&str; 3]; Script::ALL.len()] {
-        Script::ALL.map(|script| ["SCRIPT", "LOAD", self.source(script)])
+    pub(crate) fn load_commands(&self) -> Vec<Vec<&str>> {
+        self.sources.iter().map(|source| vec!["SCRIPT", "LOAD", source]).collect()
     }
 
-    /// Learns the digests from the replies to [`load`](Self::load); `None` if they are none.
-    pub(crate) fn loaded(&self, replies: &[Reply]) -> Option<()> {
+    /// Stores the digests from the replies to [`load_commands`](Self::load_commands). Returns `None` if they are not
+    /// digests.
+    pub(crate) fn store_digests(&self, replies: &[Reply]) -> Option<()> {
         let digests: Option<Vec<String>> = replies.iter().map(|reply| reply.text().map(Into::into)).collect();
         let digests = digests?.try_into().ok()?;
         self.digests.get_or_init(|| digests);
@@ -103,22 +115,16 @@ pub(crate) enum Arg<'a> {
     Text(&'a str),
     Number(u64),
     Caller(Caller<'a>),
-    /// What the caller wants, its place in the queue, and for how many milliseconds it has it: a half more if it
-    /// listens.
-    Place {
-        intent: &'a str,
-        place: u64,
-        lasts: u64,
-        listens: bool,
-    },
+    /// A hold as it is in the fence.
+    Hold(FencingToken, Caller<'a>),
 }
 
-/// What the fence says of a session.
+/// Part of the fence that identifies a session as the holder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller<'a> {
-    /// Tells it from every other under the same id.
+    /// Random number that distinguishes sessions with the same contender id.
     pub(crate) nonce: u64,
-    /// In milliseconds.
+    /// Transition of the lease in milliseconds.
     pub(crate) transition: u64,
     pub(crate) contender: &'a str,
 }
@@ -129,43 +135,32 @@ pub(crate) struct Invocation<'a> {
     pub(crate) script: Script,
     pub(crate) mutex: &'a MutexName,
     pub(crate) args: &'a [Arg<'a>],
-    pub(crate) haste: Haste,
-    /// What it most likely comes to: such calls may share one script.
-    pub(crate) usual: Option<Usual<'a>>,
+    pub(crate) via: Via,
+    /// The expected case, which allows the call to be batched with others.
+    pub(crate) fast_path: Option<FastPath<'a>>,
 }
 
-/// What a call most likely comes to.
+/// The expected case of a call. A batch does nothing for a call whose mutex is in another state.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Usual<'a> {
-    /// It is still the caller's, and goes on for so many milliseconds.
+pub(crate) enum FastPath<'a> {
+    /// The caller still holds the mutex. Renews it for this many milliseconds.
     Renew(Caller<'a>, u64),
-    /// Nobody has it and nobody waits for it, so that it is the caller's for so many milliseconds.
-    First(Caller<'a>, u64),
-    /// It is the caller's under this token, and nobody waits for it.
-    Leave(Caller<'a>, FencingToken),
+    /// The mutex is free and has no waiters. Acquires it for this many milliseconds.
+    Acquire(Caller<'a>, u64),
+    /// The caller holds the mutex under this token, and it has no waiters.
+    Release(Caller<'a>, FencingToken),
 }
 
-/// The keys of calls that share a script, as words of a command.
-#[derive(Default)]
-pub(crate) struct Keys {
-    /// What is read first.
-    pub(crate) read: Vec<u8>,
-    /// Who waits.
-    pub(crate) waiting: Vec<u8>,
-    /// What is taken if it is free.
-    pub(crate) taken: Vec<u8>,
-}
-
-/// What a mutex's keys end with, in the order of the scripts.
-const SUFFIXES: [&[u8]; 4] = [b"}", b"}:contender", b"}:fence", b"}:alive"];
+/// Suffixes of a mutex's keys, in the order of the scripts.
+pub(crate) const SUFFIXES: [&[u8]; 4] = [b"}", b"}:contender", b"}:fence", b"}:alive"];
 
 impl<'a> Invocation<'a> {
-    /// A call in haste, of which nothing is known.
+    /// Creates a call without a fast path, on the main connection.
     pub(crate) fn new(script: Script, mutex: &'a MutexName, args: &'a [Arg<'a>]) -> Self {
-        Self { script, mutex, args, haste: Haste::Now, usual: None }
+        Self { script, mutex, args, via: Via::Main, fast_path: None }
     }
 
-    /// Writes the call by the script's digest, or with its source where no digest is known.
+    /// Writes the call with the script's digest, or with its source if no digest is known.
     pub(crate) fn write(&self, out: &mut Vec<u8>, scripts: &Scripts) {
         match scripts.digest(self.script) {
             Some(digest) => self.write_as(out, b"EVALSHA", digest),
@@ -173,7 +168,7 @@ impl<'a> Invocation<'a> {
         }
     }
 
-    /// Writes the call with the script's source, for a server that forgot it.
+    /// Writes the call with the script's source, for a server that no longer has the script.
     pub(crate) fn write_source(&self, out: &mut Vec<u8>, scripts: &Scripts) {
         self.write_as(out, b"EVAL", scripts.source(self.script));
     }
@@ -181,94 +176,41 @@ impl<'a> Invocation<'a> {
     fn write_as(&self, out: &mut Vec<u8>, command: &[u8], script: &str) {
         let [mutex, _, fence, _] = SUFFIXES;
         let suffixes = if self.script == Script::Renew { &[mutex, fence][..] } else { &SUFFIXES };
-        resp::begin(out, 3 + suffixes.len() + self.args.len());
-        resp::word(out, command);
-        resp::word(out, script.as_bytes());
-        resp::number_word(out, suffixes.len() as u64);
+        resp::write_array_header(out, 3 + suffixes.len() + self.args.len());
+        resp::write_bulk(out, command);
+        resp::write_bulk(out, script.as_bytes());
+        resp::write_bulk_number(out, suffixes.len() as u64);
         suffixes.iter().for_each(|suffix| write_key(out, self.mutex, suffix));
         self.args.iter().for_each(|arg| arg.write(out));
     }
 }
 
-fn write_key(out: &mut Vec<u8>, mutex: &MutexName, suffix: &[u8]) {
-    resp::words(out, &[b"simba:{", mutex.as_str().as_bytes(), suffix]);
+pub(crate) fn write_key(out: &mut Vec<u8>, mutex: &MutexName, suffix: &[u8]) {
+    resp::write_bulk_parts(out, &[b"simba:{", mutex.as_str().as_bytes(), suffix]);
 }
 
-impl Usual<'_> {
-    /// Its place among the kinds that the script goes through.
-    pub(crate) fn kind(&self) -> usize {
-        match self {
-            Self::Renew(..) => 0,
-            Self::Leave(..) => 1,
-            Self::First(..) => 2,
-        }
-    }
-
-    /// Writes its keys, by what the script does with them; how many there are.
-    pub(crate) fn write_keys(&self, mutex: &MutexName, keys: &mut Keys) -> usize {
-        let [holder, queue, fence, _] = SUFFIXES;
-        let first = matches!(self, Self::First(..));
-        write_key(if first { &mut keys.taken } else { &mut keys.read }, mutex, holder);
-        write_key(&mut keys.read, mutex, fence);
-        if matches!(self, Self::Renew(..)) {
-            return 2;
-        }
-        write_key(&mut keys.waiting, mutex, queue);
-        3
-    }
-
-    /// Writes its arguments; how many there are.
-    pub(crate) fn write_args(&self, out: &mut Vec<u8>) -> usize {
-        match *self {
-            Self::Renew(caller, lease) | Self::First(caller, lease) => {
-                caller.write_after(out, b"");
-                resp::number_word(out, lease);
-                2
-            }
-            Self::Leave(caller, token) => {
-                let mut before = *b"0000000000000000 ";
-                before[..16].copy_from_slice(&digits::<16>(token.get(), 10));
-                caller.write_after(out, &before);
-                1
-            }
-        }
-    }
-}
-
-impl Caller<'_> {
-    /// Writes it as one word, after what comes before.
-    fn write_after(self, out: &mut Vec<u8>, before: &[u8]) {
-        // As long for every caller: the scripts count characters.
-        let (nonce, transition) = (digits::<16>(self.nonce, 16), digits::<11>(self.transition, 10));
-        resp::words(out, &[before, &nonce, b" ", &transition, b" ", self.contender.as_bytes()]);
+impl fmt::Display for Caller<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Of fixed length: the scripts cut the fence at fixed positions.
+        let transition = self.transition.min(99_999_999_999);
+        write!(f, "{:016x} {transition:011} {}", self.nonce, self.contender)
     }
 }
 
 impl Arg<'_> {
-    fn write(self, out: &mut Vec<u8>) {
+    pub(crate) fn write(self, out: &mut Vec<u8>) {
         match self {
-            Self::Text(text) => resp::word(out, text.as_bytes()),
-            Self::Number(number) => resp::number_word(out, number),
-            Self::Caller(caller) => caller.write_after(out, b""),
-            Self::Place { intent, place, lasts, listens } => {
-                let half = if listens { ".5" } else { "" };
-                resp::word(out, format!("{intent} {place} {lasts}{half}").as_bytes());
+            Self::Text(text) => resp::write_bulk(out, text.as_bytes()),
+            Self::Number(number) => resp::write_bulk_number(out, number),
+            Self::Caller(caller) => resp::write_bulk(out, caller.to_string().as_bytes()),
+            Self::Hold(token, caller) => {
+                resp::write_bulk(out, format!("{:016} {caller}", token.get()).as_bytes())
             }
         }
     }
 }
 
-/// The last digits of a number, as many as asked for.
-fn digits<const COUNT: usize>(mut number: u64, base: u64) -> [u8; COUNT] {
-    let mut digits = [b'0'; COUNT];
-    for digit in digits.iter_mut().rev() {
-        *digit = b"0123456789abcdef"[(number % base) as usize];
-        number /= base;
-    }
-    digits
-}
-
-/// The key of the mutex itself, which is the channel of its wins too.
+/// Returns the key of the mutex, which is also the channel for its acquisitions.
 pub(crate) fn key(mutex: &MutexName) -> String {
     format!("simba:{{{mutex}}}")
 }
@@ -278,18 +220,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_declares_every_key_and_holds_its_arguments() {
+    fn a_call_declares_every_key_and_contains_its_arguments() {
         let mutex = MutexName::new("m").unwrap();
         let args = [
             Arg::Text("a@b"),
             Arg::Number(7),
             Arg::Caller(Caller { nonce: 0xab, transition: 6, contender: "a@b" }),
-            Arg::Place { intent: "f", place: 0, lasts: 9, listens: false },
-            Arg::Place { intent: "Q", place: 8, lasts: 9, listens: true },
         ];
         let call = Invocation::new(Script::Release, &mutex, &args);
         let scripts = Scripts::new(Duration::from_secs(60));
-        scripts.loaded(&["0", "1", "2", "3", "4", "5"].map(|digest| Reply::Status(digest.into()))).unwrap();
+        scripts
+            .store_digests(&["0", "1", "2", "3", "4", "5"].map(|digest| Reply::Status(digest.into())))
+            .unwrap();
         let mut out = Vec::new();
         call.write(&mut out, &scripts);
         let text = String::from_utf8(out).unwrap();
@@ -305,8 +247,6 @@ mod tests {
             "a@b",
             "7",
             "00000000000000ab 00000000006 a@b",
-            "f 0 9",
-            "Q 8 9.5",
         ];
         assert_eq!(words, wanted);
     }

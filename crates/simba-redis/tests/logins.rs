@@ -1,75 +1,77 @@
-//! Sentinels that want a login of their own, another than the servers'.
+//! Sentinels that require another login than the servers.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+#![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
 
 use std::net::SocketAddr;
 
 use common::resp::Reply;
-use common::{Admin, Group, lead, lease, name, simba, soon, until};
+use common::{Admin, ELECTION, Group, SILENCE, lead, lease, name, simba, soon, until_within};
 use simba_core::{Error, ErrorKind};
 use simba_redis::RedisBackend;
 use simba_servers::Setup;
 
 const WATCHER: &str = "simba-watcher";
 const SECRET: &str = "simba-watcher-secret";
-/// What the sentinels ask of each other.
+/// Password that the sentinels use among each other.
 const INNER: &str = "among-sentinels";
 
-/// Sentinels that let nobody ask who has not logged in.
+/// Starts sentinels that require a login.
 fn guarded() -> Group {
-    let group = Group::private(Setup::redis_sentinel());
+    // A requested failover is not retried, so its timeout is longer than a pause of the machine.
+    let group = Group::private(Setup::redis_sentinel().with_env("FAILOVER_TIMEOUT", "30000"));
     let sentinels: Vec<SocketAddr> =
         group.url.hosts().iter().map(|host| host.to_string().parse().unwrap()).collect();
     for sentinel in sentinels {
         let mut admin = Admin::at(sentinel);
-        let mut tell = |words: &[&str]| {
-            let reply = admin.ask(words);
-            assert_eq!(reply, Reply::Status("OK".into()), "{words:?}");
+        let mut call = |command: &[&str]| {
+            let reply = admin.call(command);
+            assert_eq!(reply, Reply::Status("OK".into()), "{command:?}");
         };
-        tell(&["ACL", "SETUSER", WATCHER, "on", &format!(">{SECRET}"), "&*", "+@all"]);
-        tell(&["SENTINEL", "CONFIG", "SET", "sentinel-pass", INNER]);
-        tell(&["ACL", "SETUSER", "default", "resetpass", &format!(">{INNER}")]);
+        call(&["ACL", "SETUSER", WATCHER, "on", &format!(">{SECRET}"), "&*", "+@all"]);
+        call(&["SENTINEL", "CONFIG", "SET", "sentinel-pass", INNER]);
+        call(&["ACL", "SETUSER", "default", "resetpass", &format!(">{INNER}")]);
     }
     group
 }
 
 async fn refused(group: &Group, keys: &str) -> Error {
-    soon("an answer comes", RedisBackend::connect(group.config(keys))).await.map(drop).unwrap_err()
+    let config = group.config(keys).with_timeout(SILENCE);
+    soon("connect completes", RedisBackend::connect(config)).await.map(drop).unwrap_err()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_that_want_a_login_are_told_from_servers_that_do() {
+async fn refused_login_at_a_sentinel_names_the_sentinel() {
     let group = guarded();
     for keys in ["", "?sentinel_password=wrong", "?sentinel_user=nobody&sentinel_password=wrong"] {
         let error = refused(&group, keys).await;
         assert_eq!(error.kind(), ErrorKind::Denied, "{keys}: {error:?}");
         assert!(!format!("{error:?}").contains("wrong"), "{error:?}");
-        assert!(error.to_string().contains("sentinel"), "broken: it says who refused: {error}");
+        assert!(error.to_string().contains("sentinel"), "broken: the error names the sentinel: {error}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_that_want_a_login_are_followed_through_a_failover() {
+async fn failover_of_sentinels_that_require_a_login_is_followed() {
     let group = guarded();
     let keys = format!("?sentinel_user={WATCHER}&sentinel_password={SECRET}");
-    let ask = |words: &[&str]| {
+    let call = |command: &[&str]| {
         let mut admin = Admin::at(group.url.hosts()[0].to_string().parse().unwrap());
-        assert_eq!(admin.ask(&["AUTH", WATCHER, SECRET]), Reply::Status("OK".into()));
-        admin.ask(words)
+        assert_eq!(admin.call(&["AUTH", WATCHER, SECRET]), Reply::Status("OK".into()));
+        admin.call(command)
     };
     let master = || {
-        let reply = ask(&["SENTINEL", "get-master-addr-by-name", "mymaster"]);
+        let reply = call(&["SENTINEL", "get-master-addr-by-name", "mymaster"]);
         reply.array().and_then(|parts| parts[1].text().map(str::to_owned)).unwrap()
     };
-    let backend = RedisBackend::connect(group.config(&keys)).await.unwrap();
+    let backend = RedisBackend::connect(group.config(&keys).with_timeout(SILENCE)).await.unwrap();
     let (simba, mutex) = (simba(backend, lease()), name());
     let (leader, tenure) = lead(&simba, &mutex).await;
     let (first, old) = (tenure.token(), master());
     leader.stop().await.unwrap();
-    assert_eq!(ask(&["SENTINEL", "FAILOVER", "mymaster"]), Reply::Status("OK".into()));
-    until("there is another master", || master() != old).await;
+    assert_eq!(call(&["SENTINEL", "FAILOVER", "mymaster"]), Reply::Status("OK".into()));
+    until_within(ELECTION, "there is another master", || master() != old).await;
     let (_leader, tenure) = lead(&simba, &mutex).await;
     assert!(tenure.token() > first, "broken: tokens grow through a failover");
 }

@@ -1,4 +1,4 @@
-//! The rows about processes: killed, stopped, told to end.
+//! Fault matrix: killed, stopped and terminated processes.
 
 mod common;
 

@@ -1,6 +1,6 @@
-//! Behind a proxy that spreads keys over several servers.
+//! Proxies that spread keys over several servers, or lack features.
 
-#![allow(clippy::unwrap_used, reason = "a test, by hand")]
+#![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
 
@@ -8,18 +8,17 @@ use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
-use common::{Admin, Store, long, resp, soon, until};
+use common::{Admin, SILENCE, Store, long, resp, soon, until};
 use futures_util::future::join_all;
-use simba_core::{
-    Answer, Backend as _, Claim, ContenderId, ErrorKind, Intent, MutexName, Prior, Session, Simba,
-};
+use simba_core::spi::{Answer, Backend as _, Claim, Intent, Prior, Session};
+use simba_core::{ContenderId, ErrorKind, MutexName, Simba};
 use simba_redis::{RedisBackend, RedisConfig};
 use simba_servers::{Server, Setup};
 
 /// Enough for several batches.
 const MANY: usize = 200;
 
-/// Two servers, and a twemproxy that spreads keys over them.
+/// Two servers and a twemproxy that spreads keys over them.
 struct Spread {
     servers: [Server; 2],
     proxy: Server,
@@ -33,9 +32,9 @@ impl Spread {
         Self { servers, proxy }
     }
 
-    /// Starts a proxy that can do what twemproxy cannot, as others can: it loads scripts into every server, and sends
-    /// what has no key to the first. Twemproxy decides about the rest.
-    fn complete(&self) -> SocketAddr {
+    /// Starts a proxy with the features that twemproxy lacks and others have: it loads scripts into every server, and
+    /// sends commands without a key to the first one. It forwards all other commands to twemproxy.
+    fn start_complete_proxy(&self) -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let (servers, spread) = (self.servers.each_ref().map(Server::address), self.proxy.address());
@@ -54,22 +53,22 @@ fn serve(client: TcpStream, servers: [SocketAddr; 2], spread: SocketAddr) -> Opt
     let mut servers = servers.map(|server| Peer::new(TcpStream::connect(server).unwrap()));
     let mut spread = Peer::new(TcpStream::connect(spread).unwrap());
     loop {
-        let (words, raw) = client.message()?;
-        match words.as_str() {
+        let (command, raw) = client.message()?;
+        match command.as_str() {
             "SCRIPT" => {
                 let [first, second] = &mut servers;
-                first.ask(&raw)?;
-                let reply = second.ask(&raw)?;
+                first.call(&raw)?;
+                let reply = second.call(&raw)?;
                 client.send(&reply)?;
             }
             "INFO" | "TIME" => {
-                let reply = servers[0].ask(&raw)?;
+                let reply = servers[0].call(&raw)?;
                 client.send(&reply)?;
             }
-            // As a subscription that hears nothing.
+            // A subscription that receives nothing.
             "SUBSCRIBE" | "UNSUBSCRIBE" => {}
             _ => {
-                let reply = spread.ask(&raw)?;
+                let reply = spread.call(&raw)?;
                 client.send(&reply)?;
             }
         }
@@ -90,7 +89,7 @@ impl Peer {
         self.stream.write_all(bytes).ok()
     }
 
-    fn ask(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+    fn call(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         self.send(bytes)?;
         self.message().map(|(_, raw)| raw)
     }
@@ -99,7 +98,7 @@ impl Peer {
     fn message(&mut self) -> Option<(String, Vec<u8>)> {
         loop {
             if let Some((message, length)) = resp::parse(&self.buffer).ok()? {
-                let first = message.array().and_then(|words| words.first()?.text()).unwrap_or_default();
+                let first = message.array().and_then(|args| args.first()?.text()).unwrap_or_default();
                 return Some((first.to_owned(), self.buffer.drain(..length).collect()));
             }
             let mut chunk = [0; 4096];
@@ -113,7 +112,7 @@ impl Peer {
 
 async fn backend(address: SocketAddr) -> RedisBackend {
     let config = RedisConfig::from_url(&format!("redis://{address}").parse().unwrap()).unwrap();
-    RedisBackend::connect(config).await.unwrap()
+    RedisBackend::connect(config.with_timeout(SILENCE)).await.unwrap()
 }
 
 fn mutex(n: usize) -> MutexName {
@@ -126,55 +125,56 @@ async fn session(backend: &RedisBackend, n: usize) -> Box<dyn Session> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_mutex_is_taken_twice_behind_a_proxy_that_spreads_keys() {
+async fn no_mutex_has_two_holders_behind_a_proxy_that_spreads_keys() {
     let spread = Spread::start();
-    let address = spread.complete();
+    let address = spread.start_complete_proxy();
     let (many, alone) = (backend(address).await, backend(address).await);
     let mut sessions = Vec::new();
     for n in 0..MANY {
         sessions.push(session(&many, n).await);
     }
-    // All at once: calls that would share a script.
+    // Concurrent calls, which would be batched.
     let answers = join_all(sessions.iter_mut().map(|session| session.contend(Prior::Nothing))).await;
     assert!(answers.iter().all(|answer| matches!(answer, Ok(Answer::Ours(_)))), "they were free");
-    let mut taken_twice = 0;
+    let mut held_twice = 0;
     for n in 0..MANY {
-        // One after the other: each call by itself.
+        // Sequential calls, which are not batched.
         let answer = session(&alone, n).await.contend(Prior::Nothing).await.unwrap();
-        taken_twice += usize::from(matches!(answer, Answer::Ours(_)));
+        held_twice += usize::from(matches!(answer, Answer::Ours(_)));
     }
-    assert_eq!(taken_twice, 0, "broken: of {MANY} mutexes none has two holders");
+    assert_eq!(held_twice, 0, "broken: none of {MANY} mutexes has two holders");
     let mut keys = Admin::at(spread.proxy.address());
-    let there = (0..MANY).filter(|n| keys.int(&["EXISTS", &format!("simba:{{spread-{n}}}")]) == 1).count();
-    assert_eq!(there, MANY, "broken: every key is where the proxy looks for it");
+    let found = (0..MANY).filter(|n| keys.int(&["EXISTS", &format!("simba:{{spread-{n}}}")]) == 1).count();
+    assert_eq!(found, MANY, "broken: every key is on the server that the proxy assigns");
     let simba = Simba::new(many);
     let findings = simba.operate().unwrap().probe().await.unwrap().findings;
     assert!(findings.iter().any(|finding| finding.problem.contains("different servers")), "{findings:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_without_scripts_is_named_in_the_error() {
+async fn error_names_a_proxy_without_scripts() {
     let spread = Spread::start();
     let config = RedisConfig::from_url(&spread.proxy.url().parse().unwrap()).unwrap();
+    let config = config.with_timeout(SILENCE);
     let error = soon("a connection is refused", RedisBackend::connect(config)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.to_string().contains("twemproxy"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_probe_leaves_no_key_on_a_server_of_its_own() {
+async fn probe_leaves_no_keys() {
     let store = Store::private(Setup::redis());
     let (_backend, mut admin) = (store.backend().await, store.admin());
-    until("the probe was made", || {
+    until("the probe was executed", || {
         admin.text(&["INFO", "commandstats"]).is_some_and(|stats| stats.contains("cmdstat_eval:calls=1,"))
     })
     .await;
     assert_eq!(admin.int(&["DBSIZE"]), 0);
 }
 
-/// Starts a proxy in front of a server that ends the connection at the script of a probe, as one that limits how many
-/// keys a command may have.
-fn hangs_up_at_many_keys(server: SocketAddr) -> SocketAddr {
+/// Starts a proxy in front of a server that closes the connection at the script of a probe, like a proxy that limits
+/// the number of keys per command.
+fn start_proxy_that_rejects_the_probe(server: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     // Ends with the process.
@@ -183,8 +183,9 @@ fn hangs_up_at_many_keys(server: SocketAddr) -> SocketAddr {
             thread::spawn(move || {
                 let mut client = Peer::new(client);
                 let mut server = Peer::new(TcpStream::connect(server).unwrap());
-                while let Some((words, raw)) = client.message() {
-                    if words == "EVAL" || server.ask(&raw).and_then(|reply| client.send(&reply)).is_none() {
+                while let Some((command, raw)) = client.message() {
+                    if command == "EVAL" || server.call(&raw).and_then(|reply| client.send(&reply)).is_none()
+                    {
                         return;
                     }
                 }
@@ -195,9 +196,9 @@ fn hangs_up_at_many_keys(server: SocketAddr) -> SocketAddr {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_that_hangs_up_at_the_probe_is_used_without_it() {
+async fn proxy_that_rejects_the_probe_is_used_without_it() {
     let store = Store::private(Setup::redis());
-    let simba = Simba::new(backend(hangs_up_at_many_keys(store.address)).await);
+    let simba = Simba::new(backend(start_proxy_that_rejects_the_probe(store.address)).await);
     let lock = async {
         loop {
             match simba.locker(mutex(0)).try_lock().await {
@@ -207,7 +208,7 @@ async fn a_proxy_that_hangs_up_at_the_probe_is_used_without_it() {
         }
     };
     let guard = soon("a mutex is acquired", lock).await;
-    // On the same connection: none of its calls is hung up at.
+    // On the same connection: the proxy closes it at none of these calls.
     for n in 1..20 {
         simba.locker(mutex(n)).try_lock().await.unwrap().unwrap().release().await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! The rows about the network, through a proxy in front of the real server.
+//! Fault matrix: network faults, with a proxy in front of the real server.
 
 mod common;
 

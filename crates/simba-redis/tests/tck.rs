@@ -1,5 +1,5 @@
-//! The whole kit on a standalone server, as the user with the fewest rights, through a proxy.
+//! Conformance suite on a standalone server, with the minimum rights, through a proxy.
 
 mod common;
 
-simba_tck::suite!(common::Store::shared());
+simba_tck::suite!(common::Store::shared().with_long_timeout());

@@ -1,4 +1,4 @@
-//! The whole kit on a cluster of six.
+//! Conformance suite on a cluster of six nodes.
 
 mod common;
 

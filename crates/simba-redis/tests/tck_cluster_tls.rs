@@ -1,4 +1,4 @@
-//! The whole kit on a cluster of six through TLS, verified in full.
+//! Conformance suite on a cluster of six nodes with TLS and full verification.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The whole kit on a master with a replica, found through its sentinels.
+//! Conformance suite on a master with a replica, found by sentinels.
 
 mod common;
 

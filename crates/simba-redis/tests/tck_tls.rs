@@ -1,4 +1,4 @@
-//! The whole kit through TLS, verified in full, as the user with the fewest rights.
+//! Conformance suite with TLS and full verification, with the minimum rights.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! The whole kit on a Valkey.
+//! Conformance suite on Valkey.
 
 mod common;
 
-simba_tck::suite!(common::Store::valkey());
+simba_tck::suite!(common::Store::valkey().with_long_timeout());

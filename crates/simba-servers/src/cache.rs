@@ -1,4 +1,4 @@
-//! Where downloads are kept.
+//! The directory for downloads.
 
 use std::env;
 use std::fs;
@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-/// Returns a folder of this user. Anybody could put a program of their own into the shared temporary one.
-pub(crate) fn folder() -> Result<PathBuf> {
+/// Returns a directory of this user. In the shared temporary directory, any user could place a program.
+pub(crate) fn dir() -> Result<PathBuf> {
     let own = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let own = own.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
     let cache = own.context("neither XDG_CACHE_HOME nor HOME is set")?.join("simba-servers");

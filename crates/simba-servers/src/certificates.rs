@@ -1,4 +1,4 @@
-//! An authority of our own, a stranger, and what the first has signed.
+//! Two test authorities, and certificates signed by the first.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,24 +10,24 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// The only host that the server's certificate is for; its address is not.
+/// The only host name in the server's certificate; its address is not in it.
 const HOST: &str = "localhost";
 
 /// A directory with certificates and keys in PEM form.
 ///
-/// | file | what |
+/// | file | content |
 /// |---|---|
 /// | `ca.pem` | the authority that signed the two below |
 /// | `other-ca.pem` | an authority that signed neither |
-/// | `server.pem`, `server.key` | the server's, for `localhost` and no address |
-/// | `client.pem`, `client.key` | a client's |
+/// | `server.pem`, `server.key` | for the server, valid for `localhost` and no address |
+/// | `client.pem`, `client.key` | for a client |
 #[derive(Clone, Debug)]
 pub struct Certificates {
     dir: PathBuf,
 }
 
 impl Certificates {
-    /// Makes new ones in this directory, unless it has some already.
+    /// Creates new certificates in this directory, unless it already has some.
     ///
     /// # Errors
     ///
@@ -41,7 +41,7 @@ impl Certificates {
         Ok(this)
     }
 
-    /// Where a file of this name is.
+    /// Returns the path of a file.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
@@ -50,7 +50,7 @@ impl Certificates {
     fn write_all(&self) -> Result<()> {
         let (ours, issuer) = authority("Simba's test authority")?;
         self.write("ca.pem", &ours)?;
-        self.write("other-ca.pem", &authority("A stranger's authority")?.0)?;
+        self.write("other-ca.pem", &authority("Another test authority")?.0)?;
         for (name, purpose) in
             [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)]
         {
@@ -64,7 +64,7 @@ impl Certificates {
         Ok(())
     }
 
-    /// Keys are for their owner alone; servers insist.
+    /// Writes a file. Keys are readable by their owner only, which servers require.
     fn write(&self, name: &str, pem: &str) -> Result<()> {
         let path = self.path(name);
         fs::write(&path, pem).with_context(|| format!("cannot write {}", path.display()))?;

@@ -1,4 +1,4 @@
-//! Where the packages put Curator, for programs of the other kind.
+//! The location of Curator, for contenders that use it.
 
 use std::path::Path;
 
@@ -14,7 +14,8 @@ const JARS: &[&str] = &[
     "slf4j-nop",
 ];
 
-/// What `java` and `javac` need to find Curator, and the classes in `dir`. The packages come with ZooKeeper's.
+/// Returns a class path for `java` and `javac` with Curator and the classes in `dir`. The packages come with
+/// ZooKeeper's.
 #[must_use]
 pub fn curator_classpath(dir: &Path) -> String {
     let jars = JARS.iter().map(|jar| format!("/usr/share/java/{jar}.jar"));

@@ -1,4 +1,4 @@
-//! Gets missing programs from Debian.
+//! Installs missing programs from Debian.
 
 use std::env;
 use std::io;
@@ -8,16 +8,17 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::geteuid;
 
-/// Where Debian keeps the programs of PostgreSQL, one directory for each version.
+/// The directory of PostgreSQL's programs in Debian, with one directory per version.
 const POSTGRES: &str = "/usr/lib/postgresql";
 
-/// What tests need besides servers: shells to complete in, a manual page to render, processes to set apart, a language
-/// for a server to sort by, a proxy that tests start at the same time.
+/// Programs that tests need besides servers: shells for completions, a renderer of manual pages, tools to isolate
+/// processes, a locale for sorting, a proxy and the server of the example backend, which tests start themselves.
 const TOOLS: &[(&str, &str)] = &[
     ("/usr/share/i18n/locales/en_US", "locales"),
     ("fish", "fish"),
     ("man", "man-db"),
     ("mandoc", "mandoc"),
+    ("memcached", "memcached"),
     ("nutcracker", "nutcracker"),
     ("pkill", "procps"),
     ("setpriv", "util-linux"),
@@ -30,12 +31,12 @@ const TOOLS: &[(&str, &str)] = &[
 ///
 /// # Errors
 ///
-/// They cannot be installed; the error says what to type.
+/// The programs cannot be installed; the error contains the command to do so.
 pub fn install_tools() -> Result<()> {
     install_missing(TOOLS)
 }
 
-/// Installs the packages whose program is missing; without the right to, says what to type.
+/// Installs the packages whose program is missing. Without root, returns an error with the command.
 pub(crate) fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
     let missing: Vec<&str> =
         wanted.iter().filter(|(program, _)| find(program).is_none()).map(|(_, package)| *package).collect();
@@ -51,25 +52,25 @@ pub(crate) fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
     run(install, &missing).context("cannot install the servers")
 }
 
-/// The package may start a service of its own. That does not matter: ours has another port.
+/// Runs an apt command. The package may start a service of its own, on another port than ours.
 fn run(line: &str, packages: &[&str]) -> Result<()> {
     let mut words = line.split_whitespace();
     let mut command = Command::new(words.next().unwrap_or_default());
-    // Our stdout is for the shell to evaluate.
+    // Our stdout is evaluated by a shell.
     command.args(words).args(packages).env("DEBIAN_FRONTEND", "noninteractive").stdout(io::stderr());
     let status = command.status().with_context(|| format!("cannot start `{line}`"))?;
     ensure!(status.success(), "`{line} {}` ended with {status}", packages.join(" "));
     Ok(())
 }
 
-/// Where a program is: on the path, or among those that Debian keeps off it.
+/// Returns the path of a program: on `PATH`, or in one of Debian's directories outside it.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let on_path = env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/local/sbin".into()]);
     on_path.chain(versions(Path::new(POSTGRES))).map(|dir| dir.join(program)).find(|file| file.is_file())
 }
 
-/// The directories with programs of each version, the latest first.
+/// Returns the directories with programs of each version, the latest first.
 fn versions(root: &Path) -> Vec<PathBuf> {
     let mut found: Vec<(u32, PathBuf)> = root
         .read_dir()
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_looked_for_on_the_path() {
+    fn program_is_found_on_the_path() {
         assert!(find("sh").is_some());
         assert_eq!(find("no-such-program"), None);
     }

@@ -1,4 +1,4 @@
-//! A disk that is small enough to fill up.
+//! A disk that is small enough to fill.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-/// The first piece that is tried, and the last: what does not fit at once may fit in part.
+/// The size of the first write. Halved whenever a write does not fit.
 const LARGEST: usize = 1 << 20;
 const FILLER: &str = "filler";
-/// How long the kernel may take to find out that there is room.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for the kernel to free the space.
+const FREE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A file system in memory of a few mebibytes, unmounted when this is dropped.
 #[derive(Debug)]
@@ -22,36 +22,36 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Mounts one on this directory.
+    /// Mounts a disk on this directory.
     ///
     /// # Errors
     ///
-    /// This user may not; the error says who may.
+    /// This user must not mount; the error says which user may.
     pub fn mount(at: &Path, mebibytes: u32) -> Result<Self> {
         let size = format!("size={mebibytes}m,mode=0755");
         let mut command = Command::new("mount");
         command.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at);
         let output = command.output().context("cannot start `mount`")?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         ensure!(
             output.status.success(),
-            "cannot mount a small disk on {}: run this as root, where mounting is allowed\n{said}",
+            "cannot mount a small disk on {}: run this as root, where mounting is allowed\n{stderr}",
             at.display()
         );
         Ok(Self { at: at.to_owned() })
     }
 
-    /// Where it is.
+    /// Returns the mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.at
     }
 
-    /// Writes until nothing more fits.
+    /// Writes until the disk is full.
     ///
     /// # Errors
     ///
-    /// It cannot be written to at all.
+    /// The disk cannot be written to at all.
     pub fn fill(&self) -> io::Result<()> {
         let mut filler = File::options().create(true).append(true).open(self.at.join(FILLER))?;
         let mut piece = LARGEST;
@@ -65,12 +65,12 @@ impl SmallDisk {
         Ok(())
     }
 
-    /// Takes away what [`fill`](Self::fill) wrote, and waits until the kernel has its room back, which it gathers in
-    /// its own time.
+    /// Removes what [`fill`](Self::fill) wrote, and waits until the kernel has freed the space, which it does
+    /// asynchronously.
     ///
     /// # Errors
     ///
-    /// It was not filled, or there is no room all the same.
+    /// The disk was not filled, or there is still no space.
     pub fn make_room(&self) -> io::Result<()> {
         fs::remove_file(self.at.join(FILLER))?;
         let (trial, begun) = (self.at.join("trial"), Instant::now());
@@ -78,7 +78,7 @@ impl SmallDisk {
             let written = fs::write(&trial, [0]);
             fs::remove_file(&trial)?;
             match written {
-                Err(error) if error.kind() == io::ErrorKind::StorageFull && begun.elapsed() < PATIENCE => {
+                Err(error) if error.kind() == io::ErrorKind::StorageFull && begun.elapsed() < FREE_LIMIT => {
                     thread::sleep(Duration::from_millis(1));
                 }
                 written => return written,
@@ -89,7 +89,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Whoever still has a file open there keeps it to himself.
+        // Files that are still open stay accessible to their processes.
         let _ = Command::new("umount").arg("--lazy").arg(&self.at).status();
     }
 }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_disk_fills_up_has_room_again_and_goes() {
+    fn small_disk_is_filled_emptied_and_unmounted() {
         let at = std::env::temp_dir().join(format!("simba-servers-disk-{}", std::process::id()));
         fs::create_dir(&at).unwrap();
         let disk = SmallDisk::mount(&at, 1).unwrap();

@@ -1,4 +1,4 @@
-//! Servers whose clock is set.
+//! Servers with a modified clock.
 
 /// Returns the library of Debian's package `faketime` to preload into a server; `threaded` for a server with threads.
 #[must_use]

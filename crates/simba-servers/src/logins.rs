@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use rustix::process::geteuid;
 
-/// The numbers of a user and of its group.
+/// The ids of a user and of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Login {
     uid: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Login {
 }
 
 impl Login {
-    /// The user of this name, if we are root and can become it.
+    /// Returns the user of this name, if this process is root and can switch to it.
     pub(crate) fn if_root(name: &str) -> Result<Option<Self>> {
         if !geteuid().is_root() {
             return Ok(None);
@@ -26,15 +26,15 @@ impl Login {
         find(&users, name).with_context(|| format!("this machine has no user `{name}`")).map(Some)
     }
 
-    /// Lets the command run as this user.
+    /// Makes the command run as this user.
     pub(crate) fn run(self, command: &mut Command) {
         command.uid(self.uid).gid(self.gid);
     }
 
-    /// Gives the user a directory and all that is in it.
+    /// Gives the user a directory and its content.
     pub(crate) fn own(self, path: &Path) -> Result<()> {
         chown(path, Some(self.uid), Some(self.gid))
-            .with_context(|| format!("cannot give {} away", path.display()))?;
+            .with_context(|| format!("cannot change the owner of {}", path.display()))?;
         if path.is_dir() {
             for entry in fs::read_dir(path)? {
                 self.own(&entry?.path())?;
@@ -47,9 +47,9 @@ impl Login {
 fn find(users: &str, name: &str) -> Option<Login> {
     users.lines().find_map(|line| {
         let mut fields = line.split(':');
-        let is_it = fields.next()? == name;
+        let matches = fields.next()? == name;
         let (uid, gid) = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
-        is_it.then_some(Login { uid, gid })
+        matches.then_some(Login { uid, gid })
     })
 }
 

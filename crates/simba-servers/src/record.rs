@@ -1,4 +1,4 @@
-//! What is written down of a server that outlives the process that started it.
+//! The record of a server that outlives the process that started it.
 
 use std::fs;
 use std::io;
@@ -11,29 +11,29 @@ use anyhow::{Context, Result, ensure};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// How long a server may take to end by itself, and then to be gone once killed.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for a server to end by itself, and once more after it was killed.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// A server that was left running.
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Record {
-    /// Its process.
+    /// The process id.
     pub pid: u32,
-    /// Where it is, with the right to do everything.
+    /// The URL, with all permissions.
     pub url: String,
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
-    /// Its data and its working directory, which nobody else has: by it a process is known to be the server.
+    /// Its data and working directory. It is unique, so it identifies the process of the server.
     pub dir: PathBuf,
 }
 
 impl Record {
-    /// Finds the server of this name that was started last and not stopped since.
+    /// Returns the server of this name that was started last and not stopped since.
     ///
     /// # Errors
     ///
-    /// What was written down is no record; the error says where it is.
+    /// The file is no valid record; the error contains its path.
     pub fn load(state: &Path, name: &str) -> Result<Option<Self>> {
         let path = file(state, name);
         let text = match fs::read_to_string(&path) {
@@ -43,7 +43,7 @@ impl Record {
         Self::parse(&text).with_context(|| format!("bad record in {}: remove it", path.display())).map(Some)
     }
 
-    /// Writes down what [`load`](Self::load) needs.
+    /// Writes the record for [`load`](Self::load).
     ///
     /// # Errors
     ///
@@ -65,19 +65,19 @@ impl Record {
         })
     }
 
-    /// Removes the data and what [`save`](Self::save) wrote.
+    /// Removes the data and the file that [`save`](Self::save) wrote.
     ///
     /// # Errors
     ///
     /// They cannot be removed.
     pub fn forget(&self, state: &Path, name: &str) -> Result<()> {
-        absent_is_fine(fs::remove_dir_all(&self.dir))
+        ignore_not_found(fs::remove_dir_all(&self.dir))
             .with_context(|| format!("cannot remove {}", self.dir.display()))?;
         let path = file(state, name);
-        absent_is_fine(fs::remove_file(&path)).with_context(|| format!("cannot remove {}", path.display()))
+        ignore_not_found(fs::remove_file(&path)).with_context(|| format!("cannot remove {}", path.display()))
     }
 
-    /// Whether the process runs and is still the server: after a reboot its id may be somebody else's.
+    /// Returns whether the process runs and is the server: after a reboot another process may have its id.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         let works_in = fs::read_link(format!("/proc/{}/cwd", self.pid)).unwrap_or_default();
@@ -89,23 +89,23 @@ impl Record {
     ///
     /// # Errors
     ///
-    /// It survives that.
+    /// The server survives the kill.
     pub fn stop(&self) -> Result<()> {
         if !self.is_alive() {
             return Ok(());
         }
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).context("not a process id")?;
-        gone_is_fine(kill_process_group(pid, Signal::TERM))?;
-        self.ends();
-        // What a server of several processes leaves behind, too.
-        gone_is_fine(kill_process_group(pid, Signal::KILL))?;
-        ensure!(self.ends(), "process {} survives being killed", self.pid);
+        ignore_no_process(kill_process_group(pid, Signal::TERM))?;
+        self.wait_for_end();
+        // Also ends processes that a server of several processes leaves behind.
+        ignore_no_process(kill_process_group(pid, Signal::KILL))?;
+        ensure!(self.wait_for_end(), "process {} survives being killed", self.pid);
         Ok(())
     }
 
-    fn ends(&self) -> bool {
+    fn wait_for_end(&self) -> bool {
         let begun = Instant::now();
-        while self.is_alive() && begun.elapsed() < PATIENCE {
+        while self.is_alive() && begun.elapsed() < STOP_LIMIT {
             thread::sleep(Duration::from_millis(20));
         }
         !self.is_alive()
@@ -116,14 +116,14 @@ fn file(state: &Path, name: &str) -> PathBuf {
     state.join(format!("{name}.server"))
 }
 
-fn absent_is_fine(removed: io::Result<()>) -> io::Result<()> {
+fn ignore_not_found(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }
 
-fn gone_is_fine(signalled: rustix::io::Result<()>) -> rustix::io::Result<()> {
+fn ignore_no_process(signalled: rustix::io::Result<()>) -> rustix::io::Result<()> {
     match signalled {
         Err(Errno::SRCH) => Ok(()),
         other => other,
@@ -138,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory for one test, removed with all that is in it.
+    /// A directory for one test, removed with its content.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_is_loaded_until_it_is_forgotten() {
+    fn saved_record_is_loaded_until_it_is_removed() {
         let (state, data) = (Scratch::new("state"), Scratch::new("data"));
         let (mut child, record) = start("exit 0", &data.0);
         child.wait().unwrap();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_record_says_where_it_is() {
+    fn error_of_a_broken_record_contains_its_path() {
         let state = Scratch::new("broken");
         fs::write(file(&state.0, "redis"), "no number\n").unwrap();
         let error = Record::load(&state.0, "redis").unwrap_err();
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_running_server_is_stopped() {
+    fn running_server_is_stopped() {
         let data = Scratch::new("running");
         let (mut child, record) = start("exec sleep 3600", &data.0);
         assert!(record.is_alive());
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_server_of_several_processes_is_stopped_as_a_whole() {
+    fn server_of_several_processes_is_stopped_as_a_whole() {
         let data = Scratch::new("several");
         let (mut child, record) = start("sleep 3600 & echo $! >node; wait", &data.0);
         let node = data.0.join("node");
@@ -208,17 +208,17 @@ mod tests {
         let node = Record { pid, url: String::new(), address: record.address, dir: data.0.clone() };
         assert!(node.is_alive());
         record.stop().unwrap();
-        assert!(node.ends(), "its second process is still there");
+        assert!(node.wait_for_end(), "its second process still runs");
         child.wait().unwrap();
     }
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_stranger_with_the_same_process_id_is_left_alone() {
-        let data = Scratch::new("stranger");
+    fn other_process_with_the_same_id_is_not_stopped() {
+        let data = Scratch::new("other");
         let (mut child, record) = start("exec sleep 3600", &data.0);
-        let mistaken = Record { dir: PathBuf::from("/elsewhere"), ..record };
-        mistaken.stop().unwrap();
+        let outdated = Record { dir: PathBuf::from("/elsewhere"), ..record };
+        outdated.stop().unwrap();
         assert_eq!(child.try_wait().unwrap(), None);
         child.kill().unwrap();
         child.wait().unwrap();

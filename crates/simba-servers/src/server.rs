@@ -1,4 +1,4 @@
-//! A server that runs, as a child of this process.
+//! A running server, as a child of this process.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -13,70 +13,70 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use crate::disk::SmallDisk;
-use crate::kinds::Place;
+use crate::kinds::Instance;
 use crate::record::Record;
 use crate::setup::Setup;
 
-/// How long a server may take to serve; several start at once on a small machine.
-const START: Duration = Duration::from_secs(60);
-/// How long it may take to end by itself.
-const END: Duration = Duration::from_secs(10);
-/// How much of the log an error shows.
-const TAIL: usize = 20;
+/// Time limit until a server is ready; several start at once on a small machine.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// Time limit for the server to end by itself.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// How many lines of the log an error shows.
+const LOG_LINES: usize = 20;
 
-/// A server of our own, stopped and removed with its data when this is dropped.
+/// A server that is stopped and removed with its data when this is dropped.
 pub struct Server {
     setup: Setup,
-    place: Place,
+    instance: Instance,
     child: Option<Child>,
 }
 
 impl Server {
-    pub(crate) fn start(setup: Setup, place: Place) -> Result<Self> {
-        let mut server = Self { setup, place, child: None };
+    pub(crate) fn start(setup: Setup, instance: Instance) -> Result<Self> {
+        let mut server = Self { setup, instance, child: None };
         server.spawn()?;
         Ok(server)
     }
 
-    /// Where it is, with the right to do everything.
+    /// Returns its URL, with all permissions.
     #[must_use]
     pub fn url(&self) -> String {
-        (self.setup.kind.url)(&self.place)
+        (self.setup.kind.url)(&self.instance)
     }
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.place.address
+        self.instance.address
     }
 
-    /// Its data and its log, `log`; gone with it.
+    /// Returns its directory with the data and the file `log`. It is removed with the server.
     #[must_use]
     pub fn dir(&self) -> &Path {
-        &self.place.dir
+        &self.instance.dir
     }
 
-    /// The disk that it has for itself.
+    /// Returns the disk that only this server uses.
     ///
     /// # Panics
     ///
-    /// If its set-up asks for [none](Setup::with_disk_of).
+    /// If its set-up has [none](Setup::with_disk_of).
     #[must_use]
     pub fn disk(&self) -> &SmallDisk {
-        self.place.disk.as_ref().expect("the server has a disk of its own")
+        self.instance.disk.as_ref().expect("the server has no disk of its own")
     }
 
-    /// Its process.
+    /// Returns its process id.
     ///
     /// # Panics
     ///
-    /// If it does not run.
+    /// If it is not running.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.as_ref().expect("the server runs").id()
+        self.child.as_ref().expect("the server is not running").id()
     }
 
-    /// Ends it in order and starts it again, with its data and on its port.
+    /// Ends it gracefully and starts it again, with its data and on its port.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Server {
         self.spawn()
     }
 
-    /// Ends it in order. [`restart`](Self::restart) brings it back.
+    /// Ends it gracefully. [`restart`](Self::restart) starts it again.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl Server {
         self.end(Signal::TERM)
     }
 
-    /// Ends it without a word, as a power cut does. [`restart`](Self::restart) brings it back.
+    /// Kills it, as a power failure would. [`restart`](Self::restart) starts it again.
     ///
     /// # Errors
     ///
@@ -104,62 +104,62 @@ impl Server {
         self.end(Signal::KILL)
     }
 
-    /// Stops it and waits until all its threads stand still; it neither answers nor breaks a connection.
+    /// Pauses it and waits until all its threads are stopped; it neither answers nor closes a connection.
     ///
     /// # Errors
     ///
-    /// It does not run.
+    /// It is not running.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)?;
-        // One thread takes the signal. On a busy machine it is scheduled late, and the others answer until then.
-        let process = Pid::from_child(self.child.as_ref().context("it does not run")?);
+        // One thread handles the signal. On a busy machine it is scheduled late, and the others answer until then.
+        let process = Pid::from_child(self.child.as_ref().context("it is not running")?);
         let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
         retry_on_intr(|| waitid(WaitId::Pid(process), stopped)).context("it did not stop")?;
         Ok(())
     }
 
-    /// Lets it go on.
+    /// Resumes it after [`pause`](Self::pause).
     ///
     /// # Errors
     ///
-    /// It does not run.
+    /// It is not running.
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Lets it outlive this process; the record tells how to end it.
+    /// Leaves it running when this process ends. The record is needed to stop it.
     #[must_use]
     pub fn leave_running(mut self) -> Record {
         let record =
             Record { pid: self.pid(), url: self.url(), address: self.address(), dir: self.dir().to_owned() };
         self.child = None;
-        // Its data stays too.
+        // Keeps the data, too.
         std::mem::forget(self);
         record
     }
 
     fn spawn(&mut self) -> Result<()> {
-        let log = self.place.path("log");
+        let log = self.instance.path("log");
         let output = File::options().create(true).append(true).open(&log)?;
-        let mut command = (self.setup.kind.command)(&self.place)?;
+        let mut command = (self.setup.kind.command)(&self.instance)?;
         command.args(&self.setup.args).envs(self.setup.env.iter().map(|(name, value)| (name, value)));
-        // A process group of its own, so that an interrupt from the keyboard is not for the server.
-        command.current_dir(&self.place.dir).process_group(0);
+        // A process group of its own, so that an interrupt from the keyboard does not reach the server.
+        command.current_dir(&self.instance.dir).process_group(0);
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         self.child = Some(command.spawn().context("cannot be started")?);
-        self.wait_until_it_serves().with_context(|| format!("the end of its log:\n{}", tail(&log)))
+        self.wait_until_ready().with_context(|| format!("the end of its log:\n{}", tail(&log)))
     }
 
-    fn wait_until_it_serves(&mut self) -> Result<()> {
+    fn wait_until_ready(&mut self) -> Result<()> {
         let begun = Instant::now();
         loop {
-            if let Some(status) = self.child.as_mut().context("it does not run")?.try_wait()? {
+            if let Some(status) = self.child.as_mut().context("it is not running")?.try_wait()? {
                 bail!("it ended with {status}");
             }
-            match (self.setup.kind.probe)(&self.place) {
+            match (self.setup.kind.probe)(&self.instance) {
                 Ok(()) => return Ok(()),
-                Err(error) if begun.elapsed() > START => {
-                    return Err(error).context(format!("it does not serve after {START:?}"));
+                Err(error) if begun.elapsed() > START_LIMIT => {
+                    return Err(error).context(format!("it is not ready after {START_LIMIT:?}"));
                 }
                 Err(_) => thread::sleep(Duration::from_millis(20)),
             }
@@ -167,7 +167,7 @@ impl Server {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let child = self.child.as_ref().context("it does not run")?;
+        let child = self.child.as_ref().context("it is not running")?;
         match kill_process_group(Pid::from_child(child), signal) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(error) => Err(error.into()),
@@ -179,31 +179,31 @@ impl Server {
             return Ok(());
         }
         self.signal(signal)?;
-        // A process that stands still takes no other signal.
+        // A stopped process handles no other signal.
         self.signal(Signal::CONT)?;
-        if !self.ends()? {
+        if !self.wait_for_end()? {
             self.signal(Signal::KILL)?;
-            ensure!(self.ends()?, "{} survives being killed", self.setup.kind.name);
+            ensure!(self.wait_for_end()?, "{} survives being killed", self.setup.kind.name);
         }
         self.child = None;
-        self.wait_for_its_children()
+        self.wait_for_children()
     }
 
-    /// Those of PostgreSQL have process groups of their own and end a little later than it; until then it cannot be
-    /// started again.
-    fn wait_for_its_children(&self) -> Result<()> {
+    /// Waits for processes of PostgreSQL that have their own process groups and end slightly later; before that it
+    /// cannot be started again.
+    fn wait_for_children(&self) -> Result<()> {
         let begun = Instant::now();
-        while somebody_works_in(&self.place.dir) {
-            ensure!(begun.elapsed() < END, "processes of {} survive it", self.setup.kind.name);
+        while has_process_in(&self.instance.dir) {
+            ensure!(begun.elapsed() < STOP_LIMIT, "processes of {} survive it", self.setup.kind.name);
             thread::sleep(Duration::from_millis(5));
         }
         Ok(())
     }
 
-    fn ends(&mut self) -> Result<bool> {
+    fn wait_for_end(&mut self) -> Result<bool> {
         let Some(child) = &mut self.child else { return Ok(true) };
         let begun = Instant::now();
-        while begun.elapsed() < END {
+        while begun.elapsed() < STOP_LIMIT {
             if child.try_wait()?.is_some() {
                 return Ok(true);
             }
@@ -216,7 +216,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.end(Signal::KILL);
-        self.place.clear();
+        self.instance.clear();
     }
 }
 
@@ -229,20 +229,20 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// Whether the working directory of any process is in this one.
-fn somebody_works_in(dir: &Path) -> bool {
+/// Returns whether any process has its working directory in this directory.
+fn has_process_in(dir: &Path) -> bool {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let works_there = |process: fs::DirEntry| {
-        fs::read_link(process.path().join("cwd")).is_ok_and(|place| place.starts_with(dir))
+    let is_inside = |process: fs::DirEntry| {
+        fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(dir))
     };
-    processes.into_iter().any(works_there)
+    processes.into_iter().any(is_inside)
 }
 
 fn tail(log: &Path) -> String {
     let bytes = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(TAIL)..].join("\n")
+    lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
 }
 
 #[cfg(test)]
@@ -255,17 +255,17 @@ mod tests {
         programs: &[],
         user: None,
         prepare: |_| Ok(()),
-        command: |place| {
-            let mut command = place.program("sh")?;
+        command: |instance| {
+            let mut command = instance.program("sh")?;
             command.args(["-c", "echo the reason; exit 7"]);
             Ok(command)
         },
-        url: |place| format!("none://{}", place.address),
+        url: |instance| format!("none://{}", instance.address),
         probe: |_| Err(std::io::Error::other("never ready")),
     };
 
     #[test]
-    fn a_server_that_ends_at_once_is_an_error_with_the_end_of_its_log() {
+    fn server_that_ends_at_once_is_an_error_with_the_end_of_its_log() {
         let mut setup = Setup::redis();
         setup.kind = &FAILING;
         let error = format!("{:#}", setup.start().unwrap_err());
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_of_a_log_is_its_last_lines() {
+    fn tail_of_a_log_is_its_last_lines() {
         let log = std::env::temp_dir().join(format!("simba-servers-tail-{}", std::process::id()));
         fs::write(&log, (1..=100).map(|n| format!("{n}\n")).collect::<String>()).unwrap();
         let tail = tail(&log);

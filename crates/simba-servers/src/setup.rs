@@ -1,4 +1,4 @@
-//! What a server is to be like, before it is started.
+//! The configuration of a server, before it is started.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,14 +15,14 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use anyhow::{Context, Result, bail};
 
 use crate::certificates::Certificates;
+use crate::data_dir::base_dir;
 use crate::debian;
 use crate::disk::SmallDisk;
-use crate::kinds::{self, Kind, Place};
+use crate::kinds::{self, Instance, Kind};
 use crate::logins::Login;
-use crate::room::room;
 use crate::server::Server;
 
-/// A server to start: its kind, and what is special about it.
+/// The configuration of a server to start.
 #[derive(Clone)]
 #[must_use]
 pub struct Setup {
@@ -37,72 +37,72 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A Redis without persistence.
+    /// Returns a Redis without persistence.
     pub const fn redis() -> Self {
         Self::of(&kinds::redis::KIND)
     }
 
-    /// A Valkey without persistence.
+    /// Returns a Valkey without persistence.
     pub const fn valkey() -> Self {
         Self::of(&kinds::valkey::KIND)
     }
 
-    /// A Redis with a replica, and three sentinels that watch them as `mymaster`. They take the master for gone
-    /// after as many milliseconds as the variable `DOWN_AFTER` of their environment says, and try a failover
-    /// again after `FAILOVER_TIMEOUT`.
+    /// Returns a Redis with a replica, and three sentinels that monitor them as `mymaster`. They consider the master
+    /// down after `DOWN_AFTER` milliseconds, a variable of their environment, and retry a failover after
+    /// `FAILOVER_TIMEOUT`.
     ///
     /// Node `n` has its data, its log and its pid in the directory `n`: 0 and 1 are servers, 2 to 4 sentinels.
     pub const fn redis_sentinel() -> Self {
         Self::of(&kinds::redis_group::SENTINEL)
     }
 
-    /// Six Redis nodes in a cluster: three masters with a replica each, in the directories 0 to 5. A node that is
-    /// silent for `NODE_TIMEOUT` milliseconds, a variable of their environment, is taken for gone. With TLS each node
-    /// tells its second port by `CONFIG GET tls-port`.
+    /// Returns six Redis nodes in a cluster: three masters with a replica each, in the directories 0 to 5. A node that
+    /// does not answer for `NODE_TIMEOUT` milliseconds, a variable of their environment, is considered down. With TLS
+    /// each node reports its second port by `CONFIG GET tls-port`.
     pub const fn redis_cluster() -> Self {
         Self::of(&kinds::redis_group::CLUSTER)
     }
 
-    /// A twemproxy that spreads keys over these Redis servers by their hash tags. It knows only commands that have
-    /// a key, `PING` and `AUTH`, and closes a connection that sends any other.
+    /// Returns a twemproxy that distributes keys to these Redis servers by their hash tags. It supports only commands
+    /// with a key, `PING` and `AUTH`, and closes a connection that sends any other.
     pub fn nutcracker(servers: &[SocketAddr]) -> Self {
         servers
             .iter()
             .fold(Self::of(&kinds::nutcracker::KIND), |setup, server| setup.with_setting(server.to_string()))
     }
 
-    /// A MariaDB with a database `simba`.
+    /// Returns a MariaDB with a database `simba`.
     pub const fn mariadb() -> Self {
         Self::of(&kinds::mariadb::KIND)
     }
 
-    /// A MySQL 8.0 with a database `simba`.
+    /// Returns a MySQL 8.0 with a database `simba`.
     pub const fn mysql() -> Self {
         Self::of(&kinds::mysql::KIND)
     }
 
-    /// A PostgreSQL with its database `postgres`.
+    /// Returns a PostgreSQL with its database `postgres`.
     pub const fn postgres() -> Self {
         Self::of(&kinds::postgres::KIND)
     }
 
-    /// A PgBouncer in transaction mode in front of the PostgreSQL at this address.
+    /// Returns a PgBouncer in transaction mode in front of the PostgreSQL at this address.
     pub const fn pgbouncer(upstream: SocketAddr) -> Self {
         let mut setup = Self::of(&kinds::pgbouncer::KIND);
         setup.upstream = Some(upstream);
         setup
     }
 
-    /// A ZooKeeper on its own, with short ticks and long sessions allowed.
+    /// Returns a standalone ZooKeeper with short ticks and long sessions allowed.
     pub const fn zookeeper() -> Self {
         Self::of(&kinds::zookeeper::KIND)
     }
 
-    /// An etcd on its own, whose elections are so short that it grants a lease of one second. A setting is one of its
-    /// flags, such as `--max-txn-ops=8`, and replaces ours.
+    /// Returns a standalone etcd whose election timeout is so short that it grants a lease of one second. A setting is
+    /// one of its flags, such as `--max-txn-ops=8`, and replaces ours.
     ///
-    /// With TLS it speaks nothing else, and with `--client-cert-auth` and `--trusted-ca-file=ca.pem` it asks clients
-    /// for certificates.
+    /// With TLS it accepts no plain text, and with `--client-cert-auth` and `--trusted-ca-file=ca.pem` it requires
+    /// client certificates.
     pub const fn etcd() -> Self {
         Self::of(&kinds::etcd::KIND)
     }
@@ -120,64 +120,64 @@ impl Setup {
         }
     }
 
-    /// One more word on its command line.
+    /// Adds an argument to its command line.
     pub fn with_arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
         self
     }
 
-    /// A variable of its environment.
+    /// Sets a variable of its environment.
     pub fn with_env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
         self
     }
 
-    /// One more line in the file of settings, for a server that has one; one more flag of an etcd.
+    /// Adds a line to the configuration file of a server that has one, or a flag of an etcd.
     pub fn with_setting(mut self, line: impl Into<String>) -> Self {
         self.settings.push(line.into());
         self
     }
 
-    /// Lets a MariaDB or a MySQL tell the time of this zone.
+    /// Sets the time zone of a MariaDB or a MySQL.
     pub fn with_zone(self, zone: impl Into<String>) -> Self {
         Self { zone: Some(zone.into()), ..self }
     }
 
-    /// Lets it speak TLS too, with these certificates; an etcd, TLS alone.
+    /// Enables TLS with these certificates; an etcd then accepts TLS only.
     pub fn with_tls(self, certificates: &Certificates) -> Self {
         Self { tls: Some(certificates.clone()), ..self }
     }
 
-    /// Puts all that it has on a [disk](Server::disk) of so many mebibytes, which a test can fill.
+    /// Puts its data on a [disk](Server::disk) of this many mebibytes, which a test can fill.
     pub fn with_disk_of(self, mebibytes: u32) -> Self {
         Self { disk: Some(mebibytes), ..self }
     }
 
-    /// Installs what is missing, makes the data, starts the server and waits until it serves.
+    /// Installs missing programs, creates the data, starts the server and waits until it is ready.
     ///
     /// # Errors
     ///
-    /// What it said when it did not start.
+    /// The server did not start; the error contains the end of its log.
     pub fn start(self) -> Result<Server> {
         self.install()?;
-        let place = self.settle()?;
+        let instance = self.create_instance()?;
         let name = self.kind.name;
-        Server::start(self, place).with_context(|| format!("{name} did not start"))
+        Server::start(self, instance).with_context(|| format!("{name} did not start"))
     }
 
-    /// Installs the programs that are missing.
+    /// Installs missing programs.
     ///
     /// # Errors
     ///
-    /// They cannot be installed; the error says what to type.
+    /// The programs cannot be installed; the error contains the command to do so.
     pub fn install(&self) -> Result<()> {
         debian::install_missing(self.kind.programs)
     }
 
-    /// Makes a directory and the data in it.
-    fn settle(&self) -> Result<Place> {
+    /// Creates a directory and the data in it.
+    fn create_instance(&self) -> Result<Instance> {
         let address = free_address()?;
-        let mut place = Place {
+        let mut instance = Instance {
             dir: directory(self.kind.name)?,
             disk: None,
             address,
@@ -187,29 +187,29 @@ impl Setup {
             settings: self.settings.clone(),
             login: self.kind.user.map_or(Ok(None), Login::if_root)?,
         };
-        let furnished = self.furnish(&mut place);
-        if furnished.is_err() {
-            place.clear();
+        let prepared = self.prepare(&mut instance);
+        if prepared.is_err() {
+            instance.clear();
         }
-        furnished.with_context(|| format!("{} has no data", self.kind.name))?;
-        Ok(place)
+        prepared.with_context(|| format!("cannot create the data of {}", self.kind.name))?;
+        Ok(instance)
     }
 
-    fn furnish(&self, place: &mut Place) -> Result<()> {
+    fn prepare(&self, instance: &mut Instance) -> Result<()> {
         if let Some(mebibytes) = self.disk {
-            place.disk = Some(Arc::new(SmallDisk::mount(&place.dir, mebibytes)?));
+            instance.disk = Some(Arc::new(SmallDisk::mount(&instance.dir, mebibytes)?));
         }
         if let Some(certificates) = &self.tls {
-            // Servers of a group are clients of each other.
+            // Servers of a group connect to each other as clients.
             for file in ["ca.pem", "server.pem", "server.key", "client.pem", "client.key"] {
-                fs::copy(certificates.path(file), place.path(file))
+                fs::copy(certificates.path(file), instance.path(file))
                     .with_context(|| format!("cannot copy {file}"))?;
             }
         }
-        if let Some(login) = place.login {
-            login.own(&place.dir)?;
+        if let Some(login) = instance.login {
+            login.own(&instance.dir)?;
         }
-        (self.kind.prepare)(place)
+        (self.kind.prepare)(instance)
     }
 }
 
@@ -222,13 +222,13 @@ impl std::fmt::Debug for Setup {
     }
 }
 
-/// Where servers listen: below the ports that the kernel gives to clients, or one of those might have it first.
+/// The first port for servers: below the ephemeral ports, so that no client takes one first.
 const FIRST: u16 = 10_000;
-/// How many ports there are; as many above them are for the other port of a node of a cluster of Redis, and of an etcd.
+/// How many ports there are; the same number above them is for the second port of a Redis cluster node or an etcd.
 const PORTS: u16 = 10_000;
 
-/// Returns an address that nobody listened on a moment ago, nor ten thousand ports above. No other process gets it while
-/// this one lives, and this one does not get it twice: a server may be down for a while and come back.
+/// Returns an address that is not in use, nor is the port ten thousand above. No other process gets it while this one
+/// lives, and this one does not get it twice: a server may be stopped and started again later.
 pub(crate) fn free_address() -> Result<SocketAddr> {
     static BEGIN: LazyLock<u16> = LazyLock::new(|| {
         let random = RandomState::new().build_hasher().finish();
@@ -258,17 +258,17 @@ fn reserve(port: u16) -> Result<bool> {
     Ok(true)
 }
 
-/// The other address of a server that was given this one.
-pub(crate) fn beside(address: SocketAddr) -> SocketAddr {
+/// Returns the second address of a server with this address.
+pub(crate) fn second_address(address: SocketAddr) -> SocketAddr {
     (address.ip(), address.port() + PORTS).into()
 }
 
-/// A directory that nobody had before, in its final spelling: it must compare equal to what the kernel says of
-/// the process.
+/// Creates a unique directory and returns its canonical path, which must equal the one that the kernel reports for the
+/// process.
 fn directory(name: &str) -> Result<PathBuf> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let dir: &Path = &room().join(format!("simba-{name}-{}-{count}", process::id()));
+    let dir: &Path = &base_dir().join(format!("simba-{name}-{}-{count}", process::id()));
     fs::create_dir(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     Ok(dir.canonicalize()?)
 }
@@ -280,20 +280,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_reserved_while_its_server_is_down() {
+    fn port_is_reserved_while_its_server_is_down() {
         let port = free_address().unwrap().port();
-        assert!(!reserve(port).unwrap(), "another process would be refused in the same way");
+        assert!(!reserve(port).unwrap(), "the port is not reserved");
     }
 
     #[test]
-    fn no_port_is_given_twice_nor_one_that_a_client_may_have() {
+    fn ports_are_unique_and_not_ephemeral() {
         let ports: Vec<_> = (0..300).map(|_| free_address().unwrap().port()).collect();
         assert_eq!(ports.iter().collect::<HashSet<_>>().len(), ports.len());
         let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
         let clients: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
         assert!(
             ports.iter().all(|port| port + PORTS < clients || clients < FIRST),
-            "clients begin at {clients}"
+            "ephemeral ports start at {clients}"
         );
         assert!(ports.iter().all(|port| !ports.contains(&(port + PORTS))));
     }

@@ -1,10 +1,10 @@
 use std::env;
 
-/// What a variable of the test command says, such as the URL of a server that all tests share.
+/// Returns the value of a variable of the test command, such as the URL of a server that all tests share.
 ///
 /// # Panics
 ///
-/// If it is not set: a server that is missing fails the test, with a message that says how to start it.
+/// If it is not set: a missing server fails the test, with a message how to start it.
 #[must_use]
 pub fn shared(variable: &str) -> String {
     env::var(variable).unwrap_or_else(|_| {

@@ -1,9 +1,9 @@
-//! The engine on virtual time over a faulty store.
+//! A simulation of the engine on virtual time with a faulty store.
 //!
-//! One seed decides everything: which contenders there are and what they do, how fast their clocks run, what
-//! the network does to every message, who is stopped, killed or restarted, when the store loses its memory.
-//! A run writes a [`History`](simba_tck::History), and the checkers of the compatibility kit judge it. The same
-//! seed gives the same run.
+//! One seed determines everything: the contenders and their actions, the rates of their clocks, the faults of every
+//! message, the pauses, crashes and restarts of processes, the data losses of the store. A run fills a
+//! [`History`](simba_tck::History), which the checkers of the conformance suite check. The same seed gives the same
+//! run.
 
 mod actor;
 mod node;

@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use simba_sim::{Outcome, Plan, Scale, run};
 
-/// After this many broken seeds the rest is not worth the time.
-const ENOUGH: usize = 5;
+/// Stops after this many broken seeds.
+const MAX_BROKEN: usize = 5;
 
 fn main() -> ExitCode {
     mark_panics();
@@ -59,7 +59,7 @@ fn sweep(from: u64, seeds: u64) -> ExitCode {
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let work = || worker(&next, from + seeds);
     let mut found = Found::default();
-    let died = thread::scope(|scope| {
+    let panicked_workers = thread::scope(|scope| {
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
         let ended: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         let count = ended.iter().filter(|ended| ended.is_err()).count();
@@ -79,13 +79,13 @@ fn sweep(from: u64, seeds: u64) -> ExitCode {
     for seed in &panicked {
         println!("SIMBA_SEED={seed} panicked");
     }
-    if died > 0 {
-        println!("{died} of {workers} workers died, and what they had found with them");
+    if panicked_workers > 0 {
+        println!("{panicked_workers} of {workers} workers panicked; their results are lost");
     }
-    ExitCode::from(u8::from(!broken.is_empty() || !panicked.is_empty() || died > 0))
+    ExitCode::from(u8::from(!broken.is_empty() || !panicked.is_empty() || panicked_workers > 0))
 }
 
-/// What a worker found.
+/// The results of a worker.
 #[derive(Default)]
 struct Found {
     broken: Vec<Outcome>,
@@ -102,7 +102,7 @@ impl Found {
 }
 
 thread_local! {
-    /// Whether any task on this thread panicked, also one whose panic nobody sees: a runtime catches those of its tasks.
+    /// Whether any task on this thread panicked, also one whose panic the runtime catches.
     static PANICKED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -110,7 +110,7 @@ fn worker(next: &AtomicU64, end: u64) -> Found {
     let mut found = Found::default();
     loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
-        if seed >= end || found.broken.len() + found.panicked.len() >= ENOUGH {
+        if seed >= end || found.broken.len() + found.panicked.len() >= MAX_BROKEN {
             return found;
         }
         let outcome = catch_unwind(|| run(Plan::new(seed, Scale::default())));

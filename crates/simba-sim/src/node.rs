@@ -1,19 +1,20 @@
-//! One process: its clock, its network, its handle, and the way it is stopped, killed and started again.
+//! One process: its clock, its network, its handle, and how it is stopped, killed and restarted.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fastrand::Rng;
+use simba_core::spi::Backend;
 use simba_core::{
-    Backend, Clock, ErrorKind, FencingToken, Lease, Loss, MemoryBackend, Moment, Simba, Tenure, TokioClock,
+    Clock, ErrorKind, FencingToken, Lease, Loss, MemoryBackend, Moment, Simba, Tenure, TokioClock,
 };
 use simba_tck::{Call, FaultyBackend, History, Leg, Passage, SkewedClock, Weather, What};
 
 use crate::actor;
 use crate::plan::{Climate, NodePlan};
 
-/// What all processes share.
+/// The state that all processes share.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     pub(crate) clock: TokioClock,
@@ -22,7 +23,7 @@ pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) history: History,
     pub(crate) lease: Lease,
-    pub(crate) deaf: bool,
+    pub(crate) loses_all_hints: bool,
 }
 
 impl Shared {
@@ -31,92 +32,93 @@ impl Shared {
     }
 }
 
-/// A process, life after life.
+/// A node, which can be killed and restarted.
 pub(crate) struct Node {
     name: String,
     plan: NodePlan,
     shared: Shared,
     random: Rng,
-    lives: u32,
-    life: Life,
+    restarts: u32,
+    process: Process,
 }
 
-/// One life of a process.
-struct Life {
-    seat: Seat,
-    air: Arc<Air>,
+/// One process of a node, until it is killed.
+struct Process {
+    context: Context,
+    network: Arc<ProcessNetwork>,
 }
 
 impl Node {
     pub(crate) fn start(index: usize, plan: NodePlan, shared: Shared, mut random: Rng) -> Self {
         let name = format!("n{index}");
-        let life = Life::begin(&name, 0, &plan, &shared, &mut random);
-        Self { name, plan, shared, random, lives: 0, life }
+        let process = Process::start(&name, 0, &plan, &shared, &mut random);
+        Self { name, plan, shared, random, restarts: 0, process }
     }
 
     pub(crate) fn set_climate(&self, climate: Climate) {
-        *self.life.air.climate.lock().unwrap_or_else(PoisonError::into_inner) = climate;
+        *self.process.network.climate.lock().unwrap_or_else(PoisonError::into_inner) = climate;
     }
 
-    /// The process stands still: its time goes on, but nothing wakes it and nothing reaches it.
+    /// Pauses the process: its time continues, but no sleep completes and no message reaches it.
     pub(crate) fn pause(&self) {
-        self.life.seat.clock.pause();
+        self.process.context.clock.pause();
         self.record(What::Paused);
     }
 
     pub(crate) fn resume(&self) {
-        if !self.life.air.dead.load(Ordering::Relaxed) {
+        if !self.process.network.dead.load(Ordering::Relaxed) {
             self.record(What::Resumed);
-            self.life.seat.clock.resume();
+            self.process.context.clock.resume();
         }
     }
 
-    /// The process is killed: like a pause that never ends. What it sent is still under way.
+    /// Kills the process: like a pause without an end. Its messages are still in flight.
     pub(crate) fn crash(&self) {
-        self.life.air.dead.store(true, Ordering::Relaxed);
-        self.life.seat.clock.pause();
+        self.process.network.dead.store(true, Ordering::Relaxed);
+        self.process.context.clock.pause();
         self.record(What::Crashed);
-        self.life.seat.bury();
+        self.process.context.record_crash();
     }
 
     pub(crate) fn restart(&mut self) {
-        if self.life.air.dead.load(Ordering::Relaxed) {
-            self.lives += 1;
-            self.life = Life::begin(&self.name, self.lives, &self.plan, &self.shared, &mut self.random);
+        if self.process.network.dead.load(Ordering::Relaxed) {
+            self.restarts += 1;
+            self.process =
+                Process::start(&self.name, self.restarts, &self.plan, &self.shared, &mut self.random);
         }
     }
 
     pub(crate) fn is_dead(&self) -> bool {
-        self.life.air.dead.load(Ordering::Relaxed)
+        self.process.network.dead.load(Ordering::Relaxed)
     }
 
     pub(crate) fn simba(&self) -> Simba {
-        self.life.seat.simba.clone()
+        self.process.context.simba.clone()
     }
 
     fn record(&self, what: What) {
-        self.shared.history.record(self.shared.now(), &self.life.seat.name, what);
+        self.shared.history.record(self.shared.now(), &self.process.context.name, what);
     }
 }
 
-impl Life {
-    fn begin(node: &str, number: u32, plan: &NodePlan, shared: &Shared, random: &mut Rng) -> Self {
+impl Process {
+    fn start(node: &str, number: u32, plan: &NodePlan, shared: &Shared, random: &mut Rng) -> Self {
         let clock = SkewedClock::with_rate(shared.clock.clone(), plan.rate);
-        let air = Arc::new(Air {
+        let network = Arc::new(ProcessNetwork {
             random: Mutex::new(random.fork()),
             climate: Mutex::new(Climate::CALM),
             dead: AtomicBool::new(false),
-            deaf: shared.deaf,
+            loses_all_hints: shared.loses_all_hints,
         });
-        let weather: Arc<dyn Weather> = Arc::<Air>::clone(&air);
+        let weather: Arc<dyn Weather> = Arc::<ProcessNetwork>::clone(&network);
         let backend = FaultyBackend::over(Arc::clone(&shared.backend), shared.clock.clone(), weather)
-            .with_gate(clock.clone());
+            .with_caller_clock(clock.clone());
         let simba = Simba::builder(Arc::new(backend))
-            .clock(clock.clone())
-            .lease(shared.lease)
-            .seed(random.u64(..))
+            .with_clock(clock.clone())
+            .with_lease(shared.lease)
+            .with_seed(random.u64(..))
             .build();
-        let seat = Seat {
+        let context = Context {
             name: format!("{node}.{number}"),
             shared: shared.clone(),
             clock,
@@ -124,25 +126,25 @@ impl Life {
             holds: Arc::default(),
             newest: Arc::default(),
         };
-        tokio::spawn(actor::act(seat.clone(), plan.role, random.fork()));
-        Self { seat, air }
+        tokio::spawn(actor::act(context.clone(), plan.role, random.fork()));
+        Self { context, network }
     }
 }
 
-/// What the actor of a process has: a name, a clock, a handle, and a pen.
+/// What the actor of a process needs: a name, a clock, a handle, and the history.
 #[derive(Clone)]
-pub(crate) struct Seat {
+pub(crate) struct Context {
     pub(crate) name: String,
     pub(crate) shared: Shared,
     pub(crate) clock: SkewedClock,
     pub(crate) simba: Simba,
-    /// Tenures whose end is not written down yet.
+    /// Tenures whose end is not recorded yet.
     holds: Arc<Mutex<Vec<(String, Tenure)>>>,
-    /// The last one whose begin was.
+    /// The token of the last recorded tenure.
     newest: Arc<Mutex<Option<FencingToken>>>,
 }
 
-impl Seat {
+impl Context {
     pub(crate) fn record(&self, who: &str, what: What) {
         self.shared.history.record(self.shared.now(), who, what);
     }
@@ -151,30 +153,30 @@ impl Seat {
         self.clock.sleep_until(self.clock.now() + duration).await;
     }
 
-    /// Writes the tenure down, once, and in time what becomes of it.
+    /// Records the start of the tenure, once, and later its end.
     pub(crate) fn hold(&self, who: &str, tenure: &Tenure) {
         let token = Some(tenure.token());
         if self.newest.lock().unwrap_or_else(PoisonError::into_inner).replace(tenure.token()) == token {
             return;
         }
-        self.settle();
+        self.record_ended();
         self.record(who, What::Acquired { token: tenure.token() });
         self.holds().push((who.to_owned(), tenure.clone()));
-        let (seat, who, tenure) = (self.clone(), who.to_owned(), tenure.clone());
+        let (context, who, tenure) = (self.clone(), who.to_owned(), tenure.clone());
         tokio::spawn(async move {
             tenure.expiring().await;
-            seat.record(&who, What::Expiring);
+            context.record(&who, What::Expiring);
             tenure.lost().await;
-            seat.settle();
-            seat.sleep(seat.shared.lease.ttl()).await;
+            context.record_ended();
+            context.sleep(context.shared.lease.ttl()).await;
             if tenure.is_held() {
-                seat.record(&who, What::Revived { token: tenure.token() });
+                context.record(&who, What::Revived { token: tenure.token() });
             }
         });
     }
 
-    /// Writes down what has ended, once: whoever comes first.
-    fn settle(&self) {
+    /// Records tenures that have ended, each once.
+    fn record_ended(&self) {
         let mut holds = self.holds();
         let (ended, open) =
             std::mem::take(&mut *holds).into_iter().partition(|(_, tenure)| !tenure.is_held());
@@ -195,8 +197,8 @@ impl Seat {
         self.record(who, What::Lost { loss, valid_until });
     }
 
-    /// The process is gone; its tenures are valid until their deadlines, as nobody tells it otherwise.
-    fn bury(&self) {
+    /// Records the end of the tenures of a killed process: they are valid until their deadlines.
+    fn record_crash(&self) {
         for (who, tenure) in self.holds().drain(..) {
             let valid_until = self.clock.on_base(tenure.deadline()) - Moment::ZERO;
             let lost = What::Lost { loss: Loss::Vanished, valid_until };
@@ -211,14 +213,14 @@ impl Seat {
 
 /// The network of one process.
 #[derive(Debug)]
-struct Air {
+struct ProcessNetwork {
     random: Mutex<Rng>,
     climate: Mutex<Climate>,
     dead: AtomicBool,
-    deaf: bool,
+    loses_all_hints: bool,
 }
 
-impl Weather for Air {
+impl Weather for ProcessNetwork {
     fn passage(&self, call: Call) -> Passage {
         let climate = *self.climate.lock().unwrap_or_else(PoisonError::into_inner);
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
@@ -226,7 +228,7 @@ impl Weather for Air {
             return Passage::HANG;
         }
         if call == Call::Hint {
-            let lost = self.deaf || random.f64() < climate.lose_hint;
+            let lost = self.loses_all_hints || random.f64() < climate.lose_hint;
             let request = if lost { Leg::Lose } else { leg(&mut random, &climate) };
             return Passage { request, reply: Leg::Pass };
         }

@@ -1,4 +1,4 @@
-//! What goes wrong in a run, drawn from its seed before it starts.
+//! The faults of a run, drawn from its seed before it starts.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use simba_tck::{Rule, Violation};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Scale {
-    /// How long it lasts, in virtual time.
+    /// The length, in virtual time.
     pub length: Duration,
-    /// How many processes contend.
+    /// The number of processes that contend.
     pub nodes: usize,
 }
 
@@ -21,7 +21,7 @@ impl Default for Scale {
     }
 }
 
-/// Everything that a seed decides.
+/// Everything that a seed determines.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
@@ -29,21 +29,21 @@ pub struct Plan {
     pub seed: u64,
     /// The size.
     pub scale: Scale,
-    /// What each process is.
+    /// The processes.
     pub nodes: Vec<NodePlan>,
-    /// What happens to whom, in the order of time.
+    /// The faults, sorted by time.
     pub events: Vec<(Duration, Fault)>,
-    /// Whether wake-ups reach nobody in this run, so that the poll alone must do.
-    pub deaf: bool,
+    /// Whether all hints are lost in this run, so that waiters depend on the poll.
+    pub loses_all_hints: bool,
 }
 
 /// One process.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NodePlan {
-    /// How fast its clock runs.
+    /// The rate of its clock.
     pub rate: f64,
-    /// What it does.
+    /// Its role.
     pub role: Role,
 }
 
@@ -51,35 +51,35 @@ pub struct NodePlan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Role {
-    /// Contends for ever and works while it leads; sometimes stops, restarts and steps down.
+    /// Contends until stopped and works while it leads; sometimes stops, restarts and steps down.
     Leader,
-    /// Locks, works, releases or drops the guard, again and again.
+    /// Locks, works, releases or drops the guard, repeatedly.
     Locker,
-    /// Tries and waits with time limits, and drops its futures anywhere.
+    /// Tries and waits with time limits, and drops its futures at any point.
     Impatient,
     /// Runs a scheduled job while it leads.
     Scheduler,
-    /// Leads through callbacks, and takes its time to stop when it is told to.
+    /// Leads through callbacks, and takes some time to stop when it is asked to.
     Callback,
 }
 
-/// What happens at a moment.
+/// A fault at a point in time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The network of a process gets this bad.
+    /// The network of a process gets these faults.
     Climate(usize, Climate),
-    /// A process stands still for a while.
+    /// A process is paused for this time.
     Pause(usize, Duration),
-    /// A process is killed, and started again after a while.
+    /// A process is killed, and restarted after this time.
     Crash(usize, Duration),
-    /// The store forgets everything.
+    /// The store loses all data.
     DataLoss,
-    /// All faults are over.
+    /// All faults end.
     Calm,
 }
 
-/// How likely what is, of every message.
+/// The probability of each fault, per message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Climate {
@@ -87,9 +87,9 @@ pub struct Climate {
     pub lose: f64,
     /// A call fails with an error.
     pub fail: f64,
-    /// A message is late.
+    /// A message is delayed.
     pub delay: f64,
-    /// How late at the most.
+    /// The maximum delay.
     pub latest: Duration,
     /// A hint is lost.
     pub lose_hint: f64,
@@ -98,7 +98,7 @@ pub struct Climate {
 }
 
 impl Climate {
-    /// Nothing happens to anything but a little latency.
+    /// No faults but a small latency.
     pub const CALM: Self = Self {
         lose: 0.0,
         fail: 0.0,
@@ -109,19 +109,19 @@ impl Climate {
     };
 }
 
-/// No message is later.
+/// The maximum delay of all climates.
 const LATEST: Duration = Duration::from_millis(1_500);
 
-/// The last part of a run is calm, so that it must come to rest.
+/// The share of a run at its end without faults, in which the contenders must recover.
 const CALM_SHARE: f64 = 0.25;
 
 impl Plan {
-    /// The plan of this seed.
+    /// Creates the plan of this seed.
     #[must_use]
     pub fn new(seed: u64, scale: Scale) -> Self {
         let mut random = Rng::with_seed(seed);
         let nodes = (0..scale.nodes).map(|_| node(&mut random)).collect();
-        let deaf = random.u8(..8) == 0;
+        let loses_all_hints = random.u8(..8) == 0;
         let calm = scale.length.mul_f64(1.0 - CALM_SHARE);
         let count = random.usize(4..24);
         let mut events: Vec<_> = (0..count)
@@ -129,13 +129,13 @@ impl Plan {
             .chain([(calm, Fault::Calm)])
             .collect();
         events.sort_by_key(|(at, _)| *at);
-        Self { seed, scale, nodes, events, deaf }
+        Self { seed, scale, nodes, events, loses_all_hints }
     }
 
-    /// Whether what was broken had been promised: a store that loses its writes may give a mutex twice.
+    /// Returns whether the violated rule was guaranteed: a store that loses its writes may grant a mutex twice.
     ///
-    /// Tokens grow even then, but a contender whose answer was under way meanwhile learns of its token after
-    /// one that came later, and got a greater one.
+    /// Tokens grow even then, but a contender whose reply was in flight meanwhile gets its token after a later one,
+    /// which is greater.
     #[must_use]
     pub fn promises(&self, violation: &Violation) -> bool {
         let mut losses = self.events.iter().filter(|(_, fault)| *fault == Fault::DataLoss).map(|(at, _)| *at);
@@ -150,7 +150,7 @@ impl Plan {
 fn node(random: &mut Rng) -> NodePlan {
     let role =
         [Role::Leader, Role::Callback, Role::Locker, Role::Impatient, Role::Scheduler][random.usize(..5)];
-    // The ends of the promised range come up more often than chance would have it.
+    // The ends of the supported range are more frequent than a uniform distribution would make them.
     let rate = match random.u8(..4) {
         0 => 0.99,
         1 => 1.01,

@@ -1,34 +1,35 @@
-//! One run, from its seed to its verdict.
+//! One run, from its seed to its result.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use simba_core::{Backend, Lease, MemoryBackend, MutexName, TokioClock};
+use simba_core::spi::Backend;
+use simba_core::{Lease, MemoryBackend, MutexName, TokioClock};
 use simba_tck::{Event, History, Rule, Violation, What};
 
 use crate::node::{Node, Shared};
 use crate::plan::{Climate, Fault, Plan};
 
-/// The mutex that everyone wants.
+/// The mutex for which all contend.
 pub(crate) const MUTEX: &str = "the-mutex";
 
-/// How a run went.
+/// The result of a run.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// The plan it followed.
+    /// The plan of the run.
     pub plan: Plan,
-    /// What happened.
+    /// The events.
     pub history: History,
-    /// What should not have.
+    /// The violated rules.
     pub violations: Vec<Violation>,
-    /// How many tenures there were.
+    /// The number of tenures.
     pub tenures: usize,
 }
 
 impl Outcome {
-    /// The run as a person reads it.
+    /// Returns the run as readable text.
     #[must_use]
     pub fn timeline(&self) -> String {
         let mut text = format!(
@@ -52,27 +53,27 @@ impl Outcome {
 ///
 /// # Panics
 ///
-/// If the system gives no runtime.
+/// If no runtime can be created.
 #[must_use]
 pub fn run(plan: Plan) -> Outcome {
     run_over(plan, |store| Arc::new(store))
 }
 
-/// Like [`run`], with the processes seeing the store through what `see` makes of it.
+/// Runs a plan like [`run`], with the store wrapped by `wrap`.
 ///
 /// # Panics
 ///
-/// As [`run`].
+/// Like [`run`].
 #[must_use]
-pub fn run_over(plan: Plan, see: impl FnOnce(MemoryBackend) -> Arc<dyn Backend>) -> Outcome {
+pub fn run_over(plan: Plan, wrap: impl FnOnce(MemoryBackend) -> Arc<dyn Backend>) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
-        .expect("a runtime without I/O");
-    let (history, leftovers) = runtime.block_on(simulate(&plan, see));
-    // What was killed is dropped with the runtime and writes no more.
-    let history = freeze(&history);
+        .expect("a runtime without I/O can be created");
+    let (history, leftovers) = runtime.block_on(simulate(&plan, wrap));
+    // A copy: killed tasks are dropped with the runtime and must not add events.
+    let history = snapshot(&history);
     drop(runtime);
     let mut violations = history.check();
     violations.retain(|violation| plan.promises(violation));
@@ -82,32 +83,32 @@ pub fn run_over(plan: Plan, see: impl FnOnce(MemoryBackend) -> Arc<dyn Backend>)
     Outcome { plan, history, violations, tenures }
 }
 
-fn freeze(history: &History) -> History {
-    let frozen = History::new();
+fn snapshot(history: &History) -> History {
+    let copy = History::new();
     for Event { at, who, what, .. } in history.events() {
-        frozen.record(at, who, what);
+        copy.record(at, who, what);
     }
-    frozen
+    copy
 }
 
-/// ttl 600 ms and transition 400 ms: a minute has room for a hundred tenures.
+/// Returns a lease with ttl 600 ms and transition 400 ms: a minute has room for a hundred tenures.
 fn lease() -> Lease {
-    Lease::new(Duration::from_millis(600), Duration::from_millis(400)).expect("in order")
+    Lease::new(Duration::from_millis(600), Duration::from_millis(400)).expect("a valid lease")
 }
 
 async fn simulate(
     plan: &Plan,
-    see: impl FnOnce(MemoryBackend) -> Arc<dyn Backend>,
+    wrap: impl FnOnce(MemoryBackend) -> Arc<dyn Backend>,
 ) -> (History, Vec<Violation>) {
     let clock = TokioClock::new();
     let store = MemoryBackend::with_clock(clock.clone());
     let shared = Shared {
-        backend: see(store.clone()),
+        backend: wrap(store.clone()),
         store,
         clock,
         history: History::new(),
         lease: lease(),
-        deaf: plan.deaf,
+        loses_all_hints: plan.loses_all_hints,
     };
     let mut random = Rng::with_seed(plan.seed ^ 0x5117);
     let mut nodes: Vec<Node> = plan
@@ -116,18 +117,18 @@ async fn simulate(
         .enumerate()
         .map(|(index, node)| Node::start(index, node.clone(), shared.clone(), random.fork()))
         .collect();
-    for (at, act) in agenda(plan) {
+    for (at, action) in actions(plan) {
         tokio::time::sleep(at.saturating_sub(shared.now())).await;
-        carry_out(act, &mut nodes, &shared);
+        execute(action, &mut nodes, &shared);
     }
     tokio::time::sleep(plan.scale.length.saturating_sub(shared.now())).await;
-    let leftovers = wind_up(&nodes, &shared).await;
+    let leftovers = shut_down(&nodes, &shared).await;
     (shared.history, leftovers)
 }
 
-/// What is done to the processes, begins and ends apart.
+/// A change of the processes; faults with a duration have a start and an end.
 #[derive(Clone, Copy)]
-enum Act {
+enum Action {
     Climate(usize, Climate),
     Pause(usize),
     Resume(usize),
@@ -137,58 +138,58 @@ enum Act {
     Calm,
 }
 
-fn agenda(plan: &Plan) -> Vec<(Duration, Act)> {
-    let mut agenda = Vec::new();
+fn actions(plan: &Plan) -> Vec<(Duration, Action)> {
+    let mut actions = Vec::new();
     for (at, fault) in &plan.events {
         match *fault {
-            Fault::Climate(node, climate) => agenda.push((*at, Act::Climate(node, climate))),
+            Fault::Climate(node, climate) => actions.push((*at, Action::Climate(node, climate))),
             Fault::Pause(node, length) => {
-                agenda.extend([(*at, Act::Pause(node)), (*at + length, Act::Resume(node))]);
+                actions.extend([(*at, Action::Pause(node)), (*at + length, Action::Resume(node))]);
             }
             Fault::Crash(node, length) => {
-                agenda.extend([(*at, Act::Crash(node)), (*at + length, Act::Restart(node))]);
+                actions.extend([(*at, Action::Crash(node)), (*at + length, Action::Restart(node))]);
             }
-            Fault::DataLoss => agenda.push((*at, Act::DataLoss)),
-            Fault::Calm => agenda.push((*at, Act::Calm)),
+            Fault::DataLoss => actions.push((*at, Action::DataLoss)),
+            Fault::Calm => actions.push((*at, Action::Calm)),
         }
     }
-    agenda.sort_by_key(|(at, _)| *at);
-    agenda
+    actions.sort_by_key(|(at, _)| *at);
+    actions
 }
 
-fn carry_out(act: Act, nodes: &mut [Node], shared: &Shared) {
-    match act {
-        Act::Climate(node, climate) => nodes[node].set_climate(climate),
-        Act::Pause(node) if !nodes[node].is_dead() => nodes[node].pause(),
-        Act::Resume(node) => nodes[node].resume(),
-        Act::Crash(node) if !nodes[node].is_dead() => nodes[node].crash(),
-        Act::Restart(node) => nodes[node].restart(),
-        Act::DataLoss => {
-            shared.history.record(shared.now(), "store", What::Note("the store forgets everything".into()));
+fn execute(action: Action, nodes: &mut [Node], shared: &Shared) {
+    match action {
+        Action::Climate(node, climate) => nodes[node].set_climate(climate),
+        Action::Pause(node) if !nodes[node].is_dead() => nodes[node].pause(),
+        Action::Resume(node) => nodes[node].resume(),
+        Action::Crash(node) if !nodes[node].is_dead() => nodes[node].crash(),
+        Action::Restart(node) => nodes[node].restart(),
+        Action::DataLoss => {
+            shared.history.record(shared.now(), "store", What::Note("the store loses all data".into()));
             shared.store.lose_all();
         }
-        Act::Calm => {
-            shared.history.record(shared.now(), "world", What::Note("all faults are over".into()));
+        Action::Calm => {
+            shared.history.record(shared.now(), "world", What::Note("all faults have ended".into()));
             nodes.iter().for_each(|node| node.set_climate(Climate::CALM));
         }
-        Act::Pause(_) | Act::Crash(_) => {}
+        Action::Pause(_) | Action::Crash(_) => {}
     }
 }
 
-/// No handle takes longer to shut down, since no call and no work does.
+/// Time limit for a shutdown, longer than any call or work.
 const SHUTDOWN: Duration = Duration::from_secs(10);
 
-/// Shuts every living process down and looks for what is left at the store.
-async fn wind_up(nodes: &[Node], shared: &Shared) -> Vec<Violation> {
+/// Shuts down every live process and checks for leftovers in the store.
+async fn shut_down(nodes: &[Node], shared: &Shared) -> Vec<Violation> {
     let mut found = Vec::new();
     for (index, node) in nodes.iter().enumerate().filter(|(_, node)| !node.is_dead()) {
         if tokio::time::timeout(SHUTDOWN, node.simba().shutdown()).await.is_err() {
             found.push(Violation::new(Rule::Liveness, shared.now(), format!("n{index} does not shut down")));
         }
     }
-    // The killed have nobody to clean up after them, but their leases ended in the calm.
-    let mutex = MutexName::new(MUTEX).expect("a plain name");
-    let operate = shared.store.operate().expect("memory can be operated");
+    // Killed processes do not clean up, but their leases ended in the calm part.
+    let mutex = MutexName::new(MUTEX).expect("a valid name");
+    let operate = shared.store.operate().expect("the memory backend has operations");
     match operate.read(&mutex).await {
         Ok(record) if record.owner.is_none() && record.waiters == Some(0) => {}
         left => found.push(Violation::new(Rule::Leftovers, shared.now(), format!("left behind: {left:?}"))),
@@ -196,23 +197,23 @@ async fn wind_up(nodes: &[Node], shared: &Shared) -> Vec<Violation> {
     found
 }
 
-/// Once the faults are over, nobody may hold for no longer than this: a lease, the place of a dead waiter, a
-/// poll, the last restart, and the time that the contenders sleep by themselves.
+/// The longest time without a holder once the faults have ended: a lease, the entry of a dead waiter, a poll, the last
+/// restart, and the time that the contenders sleep by themselves.
 const VACANT: Duration = Duration::from_secs(5);
 
 fn liveness(plan: &Plan, events: &[Event]) -> Vec<Violation> {
     let calm = plan.events.last().map_or(Duration::ZERO, |(at, _)| *at) + Duration::from_secs(4);
     let (mut held_until, mut holders) = (calm, 0_usize);
     let mut found = Vec::new();
-    let mut look = |at: Duration, held_until: Duration| {
+    let mut check = |at: Duration, held_until: Duration| {
         if at > held_until + VACANT {
-            found.push(Violation::new(Rule::Liveness, at, format!("nobody held since {held_until:?}")));
+            found.push(Violation::new(Rule::Liveness, at, format!("no holder since {held_until:?}")));
         }
     };
     for Event { at, what, .. } in events.iter().filter(|event| event.at <= plan.scale.length) {
         match what {
             What::Acquired { .. } => {
-                look(*at, held_until);
+                check(*at, held_until);
                 holders += 1;
             }
             What::Lost { valid_until, .. } => {
@@ -223,7 +224,7 @@ fn liveness(plan: &Plan, events: &[Event]) -> Vec<Violation> {
         }
     }
     if holders == 0 {
-        look(plan.scale.length, held_until);
+        check(plan.scale.length, held_until);
     }
     found
 }

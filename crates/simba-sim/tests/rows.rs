@@ -1,4 +1,4 @@
-//! Rows of the fault matrix that virtual time can prove, each by its number.
+//! Rows of the fault matrix that virtual time can prove, each with its number.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::pin::pin;
@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use simba_core::operate::MutexRecord;
+use simba_core::spi::Operate;
 use simba_core::{
-    Clock, ContenderId, ErrorKind, Lease, Loss, MemoryBackend, Moment, MutexName, Operate, Schedule, Simba,
-    Tenure, TokioClock,
+    Clock, ContenderId, ErrorKind, Lease, Loss, MemoryBackend, Moment, MutexName, Schedule, Simba, Tenure,
+    TokioClock,
 };
 use simba_sim::{Plan, Scale, run};
 use simba_tck::{Call, FaultyBackend, Leg, Passage, SkewedClock, Switch, Weather};
@@ -26,7 +27,7 @@ fn lease() -> Lease {
     Lease::new(ms(600), ms(400)).unwrap()
 }
 
-/// A store on paused time, whose own clock can be set wrong.
+/// A store on paused time, whose own clock can be changed.
 struct World {
     clock: TokioClock,
     store_clock: SkewedClock,
@@ -47,7 +48,7 @@ impl World {
 
     fn simba(&self, weather: Arc<dyn Weather>) -> Simba {
         let backend = FaultyBackend::new(self.store.clone(), self.clock.clone(), weather);
-        Simba::builder(Arc::new(backend)).clock(self.clock.clone()).lease(lease()).build()
+        Simba::builder(Arc::new(backend)).with_clock(self.clock.clone()).with_lease(lease()).build()
     }
 
     async fn record(&self) -> MutexRecord {
@@ -59,12 +60,12 @@ impl World {
         assert!(record.owner.is_none() && record.waiters.unwrap_or(0) == 0, "left behind: {record:?}");
     }
 
-    async fn pass(&self, time: Duration) {
+    async fn advance(&self, time: Duration) {
         self.clock.sleep_until(self.clock.now() + time).await;
     }
 }
 
-/// Every message is late, so that a call is many polls long.
+/// Delays every message, so that a call takes many polls.
 fn slow() -> Passage {
     Passage { request: Leg::Delay(ms(7)), reply: Leg::Delay(ms(7)) }
 }
@@ -82,12 +83,12 @@ async fn row_08_a_lock_dropped_at_every_await_point_leaves_nothing() {
             let mut ended = false;
             for _ in 0..polls {
                 ended |= lock.as_mut().now_or_never().is_some();
-                world.pass(ms(2)).await;
+                world.advance(ms(2)).await;
             }
             drop(lock);
             drop(guard);
-            // Nobody shuts anything down: the drop alone does it.
-            world.pass(ms(300)).await;
+            // Without a shutdown: the drop alone must clean up.
+            world.advance(ms(300)).await;
             world.assert_empty().await;
             if ended || polls > 60 {
                 break;
@@ -113,7 +114,7 @@ async fn row_10_ten_thousand_random_starts_and_stops_leave_nothing() {
         let valid = contentions.iter().filter(|contention| contention.is_owner()).count();
         assert!(valid <= 1, "{valid} hold at once");
         if random.u8(..4) == 0 {
-            world.pass(ms(random.u64(..30))).await;
+            world.advance(ms(random.u64(..30))).await;
         }
     }
     for contention in &contentions {
@@ -124,7 +125,7 @@ async fn row_10_ten_thousand_random_starts_and_stops_leave_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn row_13_one_failure_at_every_renewal_costs_no_leadership() {
+async fn row_13_one_failure_at_every_renewal_causes_no_loss() {
     let world = World::new();
     let (simba, switch) = world.handle();
     let guard = simba.locker(NAME).lock().await.unwrap();
@@ -132,14 +133,14 @@ async fn row_13_one_failure_at_every_renewal_costs_no_leadership() {
         let calls = switch.count(Call::Contend);
         switch.once(Call::Contend, Passage::fail(ErrorKind::Unavailable));
         while switch.count(Call::Contend) < calls + 2 {
-            world.pass(ms(5)).await;
+            world.advance(ms(5)).await;
             assert!(guard.is_held() && !guard.tenure().is_expiring());
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn row_14_a_store_that_is_away_for_half_the_transition_costs_no_leadership() {
+async fn row_14_an_outage_of_half_the_transition_causes_no_loss() {
     for fault in [Passage::HANG, Passage::REPLY_LOST, Passage::fail(ErrorKind::Unavailable)] {
         let world = World::new();
         let (simba, switch) = world.handle();
@@ -147,11 +148,11 @@ async fn row_14_a_store_that_is_away_for_half_the_transition_costs_no_leadership
         let guard = simba.locker(NAME).lock().await.unwrap();
         rival.start().unwrap();
         for round in 0..20 {
-            world.pass(ms(137 * round % 700)).await;
+            world.advance(ms(137 * round % 700)).await;
             switch.set(fault);
-            world.pass(ms(200)).await;
+            world.advance(ms(200)).await;
             switch.clear();
-            world.pass(ms(500)).await;
+            world.advance(ms(500)).await;
             assert!(guard.is_held() && !rival.is_owner(), "{fault:?}, round {round}");
         }
     }
@@ -165,21 +166,21 @@ async fn row_18_an_acquisition_that_arrives_after_the_stop_is_undone_and_never_r
         switch.once(Call::Contend, Passage { request: Leg::Delay(ms(late)), reply: Leg::Pass });
         let contention = simba.contend(NAME);
         contention.start().unwrap();
-        world.pass(ms(5)).await;
+        world.advance(ms(5)).await;
         contention.stop().await.unwrap();
         if ms(late) < lease().ttl() / 3 {
-            // The stop has waited for the call, and given back what it won.
+            // The stop has waited for the call, and released what it acquired.
             world.assert_empty().await;
         }
-        world.pass(ms(late) + TOTAL).await;
+        world.advance(ms(late) + TOTAL).await;
         world.assert_empty().await;
-        assert!(switch.count(Call::Contend) <= 2, "nothing renews what nobody wants");
+        assert!(switch.count(Call::Contend) <= 2, "a stopped contention does not renew");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn row_19_a_renewal_in_flight_does_not_outlive_the_release() {
-    // The renewal's two legs and the release's moment, in every order.
+    // All orders of the renewal's request and reply and of the release.
     for request in (0..=150).step_by(15) {
         for reply in (0..=150).step_by(30) {
             for release_at in (0..=320).step_by(40) {
@@ -188,9 +189,9 @@ async fn row_19_a_renewal_in_flight_does_not_outlive_the_release() {
                 let guard = simba.locker(NAME).lock().await.unwrap();
                 let legs = Passage { request: Leg::Delay(ms(request)), reply: Leg::Delay(ms(reply)) };
                 switch.once(Call::Contend, legs);
-                world.pass(ms(355 + release_at)).await;
+                world.advance(ms(355 + release_at)).await;
                 guard.release().await.unwrap();
-                world.pass(ms(400)).await;
+                world.advance(ms(400)).await;
                 world.assert_empty().await;
             }
         }
@@ -199,9 +200,9 @@ async fn row_19_a_renewal_in_flight_does_not_outlive_the_release() {
 
 /// Loses every hint.
 #[derive(Debug)]
-struct Deaf;
+struct LosesHints;
 
-impl Weather for Deaf {
+impl Weather for LosesHints {
     fn passage(&self, call: Call) -> Passage {
         if call == Call::Hint { Passage::HANG } else { Passage::CLEAR }
     }
@@ -212,10 +213,10 @@ async fn row_21_without_any_wake_up_the_poll_hands_over() {
     for phase in 0..20 {
         let world = World::new();
         let guard = world.handle().0.locker(NAME).lock().await.unwrap();
-        let waiter = world.simba(Arc::new(Deaf)).locker(NAME);
+        let waiter = world.simba(Arc::new(LosesHints)).locker(NAME);
         let mut waiting = pin!(waiter.lock());
         assert!(waiting.as_mut().now_or_never().is_none());
-        world.pass(ms(3_000 + 70 * phase)).await;
+        world.advance(ms(3_000 + 70 * phase)).await;
         guard.release().await.unwrap();
         let released = world.clock.now();
         drop(waiting.await.unwrap());
@@ -226,9 +227,9 @@ async fn row_21_without_any_wake_up_the_poll_hands_over() {
 
 /// Forges a hint every millisecond, delays and repeats the real ones.
 #[derive(Debug)]
-struct Forger;
+struct ForgesHints;
 
-impl Weather for Forger {
+impl Weather for ForgesHints {
     fn passage(&self, call: Call) -> Passage {
         let request = if call == Call::Hint { Leg::Delay(ms(130)) } else { Leg::Pass };
         Passage { request, reply: Leg::Pass }
@@ -240,14 +241,14 @@ impl Weather for Forger {
 }
 
 #[tokio::test(start_paused = true)]
-async fn row_22_late_repeated_and_forged_hints_change_nothing_of_ours() {
+async fn row_22_late_repeated_and_forged_hints_do_not_affect_a_hold() {
     let world = World::new();
-    let simba = world.simba(Arc::new(Forger));
+    let simba = world.simba(Arc::new(ForgesHints));
     let guard = simba.locker(NAME).lock().await.unwrap();
     let rival = simba.contend(NAME);
     rival.start().unwrap();
     for _ in 0..200 {
-        world.pass(ms(50)).await;
+        world.advance(ms(50)).await;
         assert!(guard.is_held() && !rival.is_owner());
     }
     guard.release().await.unwrap();
@@ -262,17 +263,17 @@ async fn row_43_a_store_whose_clock_jumps_ahead_gives_greater_tokens_and_recover
         let world = World::new();
         let first = world.handle().0.locker(NAME).lock().await.unwrap();
         let waiter = world.handle().0.locker(NAME);
-        // Every lease is over for the store, an hour early. That breaks exclusion, and is documented.
+        // For the store, every lease has expired an hour too early. That breaks exclusion, and is documented.
         world.store_clock.jump(Duration::from_secs(3_600));
         let second = waiter.lock().await.unwrap();
-        assert!(second.token() > first.token(), "the resource can tell");
+        assert!(second.token() > first.token(), "the token does not grow");
         let loss = first.lost().await;
-        assert!(matches!(loss, Loss::TakenBy(_)), "{loss}: found out at its next renewal");
+        assert!(matches!(loss, Loss::TakenBy(_)), "{loss}: not detected at the next renewal");
         assert!(second.is_held());
         let token = second.token();
         second.release().await.unwrap();
         let third = world.handle().0.locker(NAME).lock().await.unwrap();
-        assert!(third.token() > token && third.is_held(), "recovered");
+        assert!(third.token() > token && third.is_held(), "not recovered");
     }
 }
 
@@ -284,13 +285,13 @@ async fn row_47_clocks_one_percent_apart_keep_exclusion() {
         let switch = Switch::new();
         let weather: Arc<dyn Weather> = Arc::<Switch>::clone(&switch);
         let backend = FaultyBackend::new(world.store.clone(), world.clock.clone(), weather);
-        let simba = Simba::builder(Arc::new(backend)).clock(clock.clone()).lease(lease()).build();
+        let simba = Simba::builder(Arc::new(backend)).with_clock(clock.clone()).with_lease(lease()).build();
         let guard = simba.locker(NAME).lock().await.unwrap();
         let rival = world.handle().0.contend(NAME);
         rival.start().unwrap();
         switch.set(Passage::HANG);
         guard.lost().await;
-        assert!(!rival.is_owner(), "at rate {rate}: the holder's own clock ends it first");
+        assert!(!rival.is_owner(), "at rate {rate}: the holder's own clock did not end it first");
         rival.acquired().await.unwrap();
         assert!(!guard.is_held());
     }
@@ -312,7 +313,7 @@ fn row_59_poison_ids_and_messages_are_refused_or_harmless() {
             let _ = (id.host(), id.pid(), id.to_string());
         }
     }
-    assert!(accepted > 0, "some are plain");
+    assert!(accepted > 0, "no valid id");
 }
 
 #[tokio::test(start_paused = true)]
@@ -320,14 +321,14 @@ async fn row_62_a_leader_that_loses_its_lease_in_mid_work_starts_no_tick() {
     let world = World::new();
     let (simba, switch) = world.handle();
     let ticks = Arc::new(std::sync::Mutex::new(Vec::<(Moment, bool)>::new()));
-    let (pen, clock) = (Arc::clone(&ticks), world.clock.clone());
+    let (recorded, clock) = (Arc::clone(&ticks), world.clock.clone());
     let job = simba
         .scheduler(NAME)
         .start(Schedule::fixed_rate(ms(50)).unwrap(), move |tenure: Tenure| {
-            pen.lock().unwrap().push((clock.now(), tenure.is_held() && !tenure.is_expiring()));
+            recorded.lock().unwrap().push((clock.now(), tenure.is_held() && !tenure.is_expiring()));
             let clock = clock.clone();
             async move {
-                // Stubborn: does not listen.
+                // Does not watch for `expiring`.
                 clock.sleep_until(clock.now() + ms(170)).await;
                 Ok::<(), std::convert::Infallible>(())
             }
@@ -338,14 +339,14 @@ async fn row_62_a_leader_that_loses_its_lease_in_mid_work_starts_no_tick() {
     assert_eq!(tenure.lost().await, Loss::Deadline);
     let lost = world.clock.now();
     assert!(lost - Moment::ZERO <= DEADLINE + ms(1));
-    world.pass(TOTAL * 3).await;
+    world.advance(TOTAL * 3).await;
     let ticks = ticks.lock().unwrap().clone();
     assert!(ticks.iter().all(|(at, valid)| *valid && *at < lost), "{ticks:?}");
 }
 
-/// Rows 8, 19, 21, 47 and 62 again, in all mixtures: a share of the seeds that the simulation runs.
+/// Rows 8, 19, 21, 47 and 62 combined: a part of the seeds that the simulation runs.
 #[test]
-fn rows_in_all_mixtures_break_no_promise() {
+fn combined_rows_violate_no_rule() {
     for seed in 0..60 {
         let outcome = run(Plan::new(seed, Scale::default()));
         assert!(outcome.violations.is_empty(), "{}", outcome.timeline());

@@ -4,21 +4,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use simba_core::{Backend, Claim, Clock, Error, ErrorKind, Operate, Result, Session, SystemClock, within};
+use simba_core::spi::{Backend, Claim, Operate, Session, within};
+use simba_core::{Clock, Error, ErrorKind, Result, SystemClock};
 
 use crate::config::SqliteConfig;
+use crate::connection::Connection;
 use crate::error::{NAME, closed};
-use crate::handle::Handle;
-use crate::job::Job;
 use crate::session::SqliteSession;
 
-/// The longest that an operator's call, opening or closing may take: far more than it needs on a disk that works.
+/// The limit for an operator's call, for opening and for closing: far more than they take on a working disk.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
-/// Mutexes in a SQLite file, for all processes of this machine.
+/// A backend that keeps mutexes in a SQLite file, for all processes of this machine.
 ///
-/// One value uses one thread and one connection, and a second thread while sessions wait, whatever the number of
-/// mutexes.
+/// A backend uses one thread and one connection, and a second thread while sessions wait, for any number of mutexes.
 ///
 /// # Examples
 ///
@@ -38,39 +37,39 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 /// # }
 /// ```
 pub struct SqliteBackend {
-    pub(crate) handle: Arc<Handle>,
+    pub(crate) connection: Arc<Connection>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) config: SqliteConfig,
     closed: AtomicBool,
 }
 
 impl SqliteBackend {
-    /// Opens the file; makes it, and its folder, if they are not there.
+    /// Opens the file. Creates it and its folder if they do not exist.
     ///
     /// # Errors
     ///
-    /// - [`ErrorKind::Protocol`]: the file is not ours, or damaged. It is left as it is.
-    /// - [`ErrorKind::Config`]: it lies where mutexes cannot be kept, such as on a network file system.
-    /// - [`ErrorKind::Denied`]: it cannot be read or written.
+    /// - [`ErrorKind::Protocol`]: the file is not a Simba database, or it is damaged. It is not changed.
+    /// - [`ErrorKind::Config`]: the file is where mutexes cannot be kept, such as on a network file system.
+    /// - [`ErrorKind::Denied`]: the file cannot be read or written.
     /// - [`ErrorKind::Unavailable`]: the disk is full, or another process keeps the file locked.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may leave an empty file of ours behind.
+    /// A dropped call may leave a new database without mutexes behind.
     pub async fn connect(config: SqliteConfig) -> Result<Self> {
         Self::connect_with_clock(config, Arc::new(SystemClock)).await
     }
 
-    /// Like [`connect`](Self::connect), with the clock for limits and for the time of day. Leases are always
-    /// told by the machine's own clock, since other processes have no other.
+    /// Opens the file like [`connect`](Self::connect), with a clock for limits and for the time of day. Leases always
+    /// use the machine's own clock, the only one that all processes share.
     ///
     /// # Errors
     ///
     /// As [`connect`](Self::connect).
     pub async fn connect_with_clock(config: SqliteConfig, clock: Arc<dyn Clock>) -> Result<Self> {
-        let started = within(&*clock, LIMIT, Handle::start(config.path(), Arc::clone(&clock))).await;
-        let handle = started.unwrap_or_else(|| Err(unanswered()))?;
-        Ok(Self { handle, clock, config, closed: AtomicBool::new(false) })
+        let opened = within(&*clock, LIMIT, Connection::open(config.path(), Arc::clone(&clock))).await;
+        let connection = opened.unwrap_or_else(|| Err(timed_out()))?;
+        Ok(Self { connection, clock, config, closed: AtomicBool::new(false) })
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {
@@ -78,8 +77,8 @@ impl SqliteBackend {
     }
 }
 
-pub(crate) fn unanswered() -> Error {
-    let message = format!("the file did not answer within {LIMIT:?}: see whether the disk hangs");
+pub(crate) fn timed_out() -> Error {
+    let message = format!("a call on the file did not end within {LIMIT:?}: check whether the disk hangs");
     Error::new(ErrorKind::Unavailable, message).with_backend(NAME)
 }
 
@@ -97,7 +96,7 @@ impl Backend for SqliteBackend {
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
         self.check_open()?;
-        Ok(Box::new(SqliteSession::new(Arc::clone(&self.handle), claim)))
+        Ok(Box::new(SqliteSession::new(Arc::clone(&self.connection), claim)))
     }
 
     fn operate(&self) -> Option<&dyn Operate> {
@@ -106,7 +105,7 @@ impl Backend for SqliteBackend {
 
     async fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        // An error means that it is closed already.
-        let _ = within(&*self.clock, LIMIT, self.handle.ask(|reply| Job::End(Some(reply)))).await;
+        // Without a reply within the limit, the worker closes the file when the disk no longer hangs.
+        let _ = within(&*self.clock, LIMIT, self.connection.close()).await;
     }
 }

@@ -1,20 +1,20 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use simba_core::{ConnectUrl, Error, ErrorKind, Result};
+use simba_core::spi::ConnectUrl;
+use simba_core::{Error, ErrorKind, Result};
 
 use crate::error::NAME;
 
-/// Which file the mutexes live in.
+/// The file that holds the mutexes.
 ///
-/// The URL is `sqlite:PATH`; a path that does not start with a slash starts at the current folder. `sqlite:` alone
-/// is the file of this user: `$XDG_STATE_HOME/simba/simba.db`, or `~/.local/state/simba/simba.db`. There are no
-/// keys.
+/// The URL is `sqlite:PATH`. A path without a leading slash is relative to the current folder. `sqlite:` alone is the
+/// file of this user: `$XDG_STATE_HOME/simba/simba.db`, or `~/.local/state/simba/simba.db`. There are no keys.
 ///
 /// # Examples
 ///
 /// ```
-/// use simba_core::ConnectUrl;
+/// use simba_core::spi::ConnectUrl;
 /// use simba_sqlite::SqliteConfig;
 ///
 /// let url: ConnectUrl = "sqlite:/var/lib/orders/simba.db".parse()?;
@@ -28,32 +28,32 @@ pub struct SqliteConfig {
 }
 
 impl SqliteConfig {
-    /// A file at this path; made when it is not there, and its folder too.
+    /// Returns the configuration of the file at this path. Connecting creates the file and its folder if needed.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// The file of this user.
+    /// Returns the configuration of this user's file.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] if the environment names neither a state folder nor a home.
+    /// [`ErrorKind::Config`] if neither `XDG_STATE_HOME` nor `HOME` is set to an absolute path.
     pub fn of_this_user() -> Result<Self> {
         state_folder(|name| env::var_os(name).map(PathBuf::from))
             .map(|state| Self::new(state.join("simba").join("simba.db")))
             .ok_or_else(|| {
-                let message = "no path is given, and neither XDG_STATE_HOME nor HOME says where this user keeps \
-                               its state: set one of them to an absolute path, or give a path as sqlite:PATH";
+                let message = "no path is given, and neither XDG_STATE_HOME nor HOME is set: set one of them to an \
+                               absolute path, or give a path as sqlite:PATH";
                 Error::new(ErrorKind::Config, message).with_backend(NAME)
             })
     }
 
-    /// The file that a URL names.
+    /// Parses a URL.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] if it is not of the form `sqlite:PATH`, or asks for a database in memory, which
-    /// nobody else could see; [`ErrorKind::Config`] if it has no path and there is no default.
+    /// [`ErrorKind::Invalid`] if it is not of the form `sqlite:PATH`, or names a database in memory, which no other
+    /// process could see; [`ErrorKind::Config`] if it has no path and there is no default.
     pub fn from_url(url: &ConnectUrl) -> Result<Self> {
         let invalid = |message: String| Error::new(ErrorKind::Invalid, message).with_backend(NAME);
         if url.scheme() != "sqlite" {
@@ -67,21 +67,21 @@ impl SqliteConfig {
         match url.path() {
             "" => Self::of_this_user(),
             ":memory:" => Err(invalid(
-                "no other process can see a database in memory: name a file, or take `memory:`".into(),
+                "no other process can see a database in memory: name a file, or use `memory:`".into(),
             )),
             path => Ok(Self::new(path)),
         }
     }
 
-    /// The path as given.
+    /// Returns the path as given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Where a user's state lives by the rules of its desktop: a variable that is empty or not absolute counts as
-/// not set.
+/// Returns the folder for a user's state by the XDG base directory specification. A variable that is empty or not
+/// absolute counts as not set.
 fn state_folder(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |name| variable(name).filter(|path| path.is_absolute());
     absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")))
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_taken_as_they_are() {
+    fn paths_are_used_unchanged() {
         for (url, path) in [
             ("sqlite:a.db", "a.db"),
             ("sqlite:../b/a.db", "../b/a.db"),
@@ -108,8 +108,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_refused_with_the_cure() {
-        for (url, cure) in [
+    fn url_without_a_file_is_refused_with_the_fix() {
+        for (url, fix) in [
             ("sqlite::memory:", "name a file"),
             ("sqlite://host/a.db", "sqlite:PATH"),
             ("sqlite:a.db?mode=ro", "leave it out"),
@@ -117,19 +117,19 @@ mod tests {
         ] {
             let error = parsed(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}");
-            assert!(error.to_string().contains(cure), "{error}");
+            assert!(error.to_string().contains(fix), "{error}");
         }
     }
 
     #[test]
-    fn row_64_a_password_that_is_of_no_use_here_is_not_repeated() {
+    fn row_64_password_in_the_url_is_not_repeated() {
         let url: ConnectUrl = "sqlite://canary-user:canary-secret@host/a.db".parse().unwrap();
         let error = SqliteConfig::from_url(&url).unwrap_err();
         assert!(!format!("{error} {error:?}").contains("canary"), "{error:?}");
     }
 
     #[test]
-    fn the_default_is_in_the_user_s_state_folder() {
+    fn default_file_is_in_the_user_s_state_folder() {
         let of = |xdg: &str, home: &str| {
             let (xdg, home) = (PathBuf::from(xdg), PathBuf::from(home));
             state_folder(|name| Some(if name == "HOME" { home.clone() } else { xdg.clone() }))

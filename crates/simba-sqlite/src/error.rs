@@ -1,76 +1,61 @@
-//! From SQLite's errors and the system's to ours: what kind, why, and what to do.
+//! Converts errors of SQLite and of the system: kind, cause, fix.
 
 use std::io;
 use std::path::Path;
 
-use rusqlite::ErrorCode;
 use simba_core::{Error, ErrorKind};
 
 /// The name of this backend in errors and logs.
 pub(crate) const NAME: &str = "sqlite";
 
-/// What a failed call of SQLite means for whoever called us.
+/// Converts an error of SQLite.
 pub(crate) fn explain(path: &Path, error: rusqlite::Error) -> Error {
-    let file = path.display();
+    use rusqlite::ErrorCode::*;
+    use simba_core::ErrorKind::{Config, Denied, Protocol, Unavailable};
+
     let (kind, message) = match error.sqlite_error_code() {
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => (
-            ErrorKind::Unavailable,
-            format!(
-                "another process keeps {file} locked: see who with `fuser {file}`, and end it if it hangs"
-            ),
-        ),
-        Some(ErrorCode::DiskFull) => (
-            ErrorKind::Unavailable,
-            format!("the disk under {file} is full: make room there, and it goes on by itself"),
-        ),
-        Some(ErrorCode::SystemIoFailure | ErrorCode::FileLockingProtocolFailed) => (
-            ErrorKind::Unavailable,
-            format!("the system failed to read or write {file}: see whether the disk is full or failing"),
-        ),
-        Some(ErrorCode::OutOfMemory | ErrorCode::OperationInterrupted) => {
-            (ErrorKind::Unavailable, format!("SQLite could not finish a call on {file}: try again"))
+        Some(DatabaseBusy | DatabaseLocked) => {
+            (Unavailable, "another process keeps {} locked: find it with `fuser {}`, and end it if it hangs")
         }
-        Some(ErrorCode::ReadOnly) => (
-            ErrorKind::Denied,
-            format!("{file} cannot be written: make it and its folder writable for this user"),
-        ),
-        Some(ErrorCode::PermissionDenied | ErrorCode::AuthorizationForStatementDenied) => {
-            (ErrorKind::Denied, format!("the system refuses access to {file}: give this user its rights"))
+        Some(DiskFull) => (Unavailable, "the disk under {} is full: make room there; no restart is needed"),
+        Some(SystemIoFailure | FileLockingProtocolFailed) => {
+            (Unavailable, "the system failed to read or write {}: check whether the disk is full or failing")
         }
-        Some(ErrorCode::CannotOpen) => (
-            ErrorKind::Denied,
-            format!("{file} or a file beside it cannot be opened: let this user read and write the folder"),
-        ),
-        Some(ErrorCode::NotADatabase) => return foreign(path, "is no SQLite database").with_source(error),
-        Some(ErrorCode::DatabaseCorrupt) => (
-            ErrorKind::Protocol,
-            format!("{file} is damaged: stop all that use it and move it away, a new one is made by itself"),
-        ),
-        // What is left is a statement that does not fit the tables.
-        _ => (
-            ErrorKind::Config,
-            format!(
-                "the tables in {file} have another shape: move the file away, a new one is made by itself"
-            ),
-        ),
+        Some(OutOfMemory | OperationInterrupted) => {
+            (Unavailable, "SQLite could not finish a call on {}: try again")
+        }
+        Some(ReadOnly) => (Denied, "{} cannot be written: make it and its folder writable for this user"),
+        Some(PermissionDenied | AuthorizationForStatementDenied) => {
+            (Denied, "access to {} is denied: give this user the rights to it")
+        }
+        Some(CannotOpen) => {
+            (Denied, "{} or a file beside it cannot be opened: let this user read and write the folder")
+        }
+        Some(NotADatabase) => return foreign(path, "is no SQLite database").with_source(error),
+        Some(DatabaseCorrupt) => {
+            (Protocol, "{} is damaged: stop every program that uses it, move it away, start them again")
+        }
+        // All other errors mean that a statement does not fit the tables.
+        _ => (Config, "the tables in {} have another shape: move the file away; a new one is created"),
     };
+    let message = message.replace("{}", &path.display().to_string());
     Error::new(kind, message).with_backend(NAME).with_source(error)
 }
 
-/// A file that somebody else keeps under our name.
+/// Returns the error for a file of another program. Such a file is not changed.
 pub(crate) fn foreign(path: &Path, what: &str) -> Error {
-    let message = format!("{} {what}: it was left as it is, choose another path", path.display());
+    let message = format!("{} {what}: it was not changed; choose another path", path.display());
     Error::new(ErrorKind::Protocol, message).with_backend(NAME)
 }
 
-/// A file that can be ours only after a person did something.
-pub(crate) fn unfit(path: &Path, what: &str) -> Error {
+/// Returns the error for a file that cannot be used until an operator has changed something.
+pub(crate) fn unusable(path: &Path, what: &str) -> Error {
     Error::new(ErrorKind::Config, format!("{} {what}", path.display())).with_backend(NAME)
 }
 
-/// The system's answer to `what` we tried to do with `path`.
+/// Converts an error of the system; `what` is the operation that failed on `path`.
 pub(crate) fn system(path: &Path, what: &str, error: io::Error) -> Error {
-    let (kind, cure) = match error.kind() {
+    let (kind, fix) = match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             (ErrorKind::Denied, "give this user the right to, or choose another path")
         }
@@ -79,11 +64,11 @@ pub(crate) fn system(path: &Path, what: &str, error: io::Error) -> Error {
         }
         _ => (ErrorKind::Config, "choose another path"),
     };
-    let message = format!("cannot {what} {}: {cure}", path.display());
+    let message = format!("cannot {what} {}: {fix}", path.display());
     Error::new(kind, message).with_backend(NAME).with_source(error)
 }
 
-/// The handle was closed.
+/// Returns the error for calls on a closed handle.
 pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the handle is closed: connect again").with_backend(NAME)
 }
@@ -101,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_has_a_kind_a_cure_and_its_cause() {
+    fn every_error_has_a_kind_a_fix_and_its_source() {
         let faults = [
             (ffi::SQLITE_BUSY, ErrorKind::Unavailable, "fuser /a/b.db"),
             (ffi::SQLITE_FULL, ErrorKind::Unavailable, "make room"),
@@ -113,10 +98,10 @@ mod tests {
             (ffi::SQLITE_CORRUPT, ErrorKind::Protocol, "move it away"),
             (ffi::SQLITE_ERROR, ErrorKind::Config, "move the file away"),
         ];
-        for (code, kind, cure) in faults {
+        for (code, kind, fix) in faults {
             let error = explained(code);
             assert_eq!(error.kind(), kind, "{error}");
-            assert!(error.to_string().contains(cure), "{error}");
+            assert!(error.to_string().contains(fix), "{error}");
             assert!(error.to_string().starts_with("sqlite: "), "{error}");
             assert!(error.source().is_some());
         }

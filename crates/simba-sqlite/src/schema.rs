@@ -1,11 +1,12 @@
-//! What a file of ours looks like, and what marks it.
+//! The tables, and how a Simba database is recognized.
 
 use rusqlite::Connection;
 
-/// The statements that make an empty file ours. Harmless on one that is.
+/// The statements that create the tables. They change nothing on a file that has them.
 pub(crate) const SCHEMA: &str = include_str!("schema.sql");
 
-/// What files of the first release lack. Nullable, so that programs of that release can go on writing rows.
+/// Adds the column that files of the first release lack. Nullable, so that programs of that release can still write
+/// rows.
 const ADD_PROCESS: &str = "ALTER TABLE simba_waiter ADD COLUMN process TEXT";
 const HAS_PROCESS: &str =
     "SELECT EXISTS (SELECT 1 FROM pragma_table_info('simba_waiter') WHERE name = 'process')";
@@ -17,24 +18,24 @@ pub(crate) fn apply(connection: &Connection) -> rusqlite::Result<()> {
     if has_process { Ok(()) } else { connection.execute_batch(ADD_PROCESS) }
 }
 
-/// Marks a file as ours in its header: `Simb`.
+/// The application id in the header of a Simba database: `Simb`.
 pub(crate) const APPLICATION_ID: i32 = 0x5369_6d62;
 
 /// The version of the tables that this code reads and writes.
 pub(crate) const VERSION: i32 = 1;
 
-/// What a file says about itself.
+/// The identification of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) application: i32,
     pub(crate) version: i32,
-    /// Whether there is anything in it.
+    /// Whether it has no tables.
     pub(crate) empty: bool,
 }
 
 impl Mark {
-    /// Reads the mark of an open file. The first thing that is asked of it, so a file that is no database is
-    /// found here.
+    /// Reads the mark of an open file. This is the first statement on a connection, so it fails on a file that is no
+    /// database.
     pub(crate) fn read(connection: &Connection) -> rusqlite::Result<Self> {
         let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get(0));
         let application = pragma("application_id")?;
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_schema_carries_the_marks_and_can_be_applied_again() {
+    fn schema_sets_the_mark_and_can_be_applied_again() {
         let connection = Connection::open_in_memory().unwrap();
         assert!(Mark::read(&connection).unwrap().empty);
         for _ in 0..2 {

@@ -1,31 +1,30 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use simba_core::backend::{Answer, Claim, Holding, Intent, Ownership, Prior, Session};
-use simba_core::{Listener, MutexName, Result};
+use simba_core::spi::{Answer, Claim, Holding, Intent, Ownership, Prior, Session, Subscription};
+use simba_core::{MutexName, Result};
 use tokio::sync::oneshot;
 
+use crate::connection::{Connection, Request};
 use crate::error::closed;
-use crate::handle::Handle;
-use crate::job::{Job, Read, Reply, Write};
-use crate::table::SessionId;
-use crate::worker::Topic;
+use crate::tables::SessionId;
+use crate::wakeups::Topic;
 
-/// One contender or observer at the file.
+/// One contender or observer of a mutex in the file.
 pub(crate) struct SqliteSession {
-    handle: Arc<Handle>,
+    connection: Arc<Connection>,
     id: SessionId,
     claim: Claim,
     holds: bool,
-    /// There may be a place in the queue, also by a call that nobody waited for.
+    /// Whether there may be an entry in the queue, also one made by a call that was dropped.
     queued: bool,
-    /// Boxed: most sessions hold, and need none.
-    ear: Option<Box<Ear>>,
+    /// Boxed, since a session that holds has none, and most sessions hold.
+    watch: Option<Box<Watch>>,
 }
 
 impl SqliteSession {
-    pub(crate) fn new(handle: Arc<Handle>, claim: Claim) -> Self {
-        Self { handle, id: SessionId::draw(), claim, holds: false, queued: false, ear: None }
+    pub(crate) fn new(connection: Arc<Connection>, claim: Claim) -> Self {
+        Self { connection, id: SessionId::generate(), claim, holds: false, queued: false, watch: None }
     }
 
     fn topic(&self) -> Topic {
@@ -41,26 +40,33 @@ impl Session for SqliteSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
         let (session, claim) = (self.id, self.claim.clone());
         self.queued |= claim.intent == Intent::Queue;
-        let contend = |reply| Job::Write(Write::Contend { session, claim, prior, reply });
-        let answer = self.handle.ask(contend).await?;
+        let contend = self
+            .connection
+            .write(Some(claim.lease.ttl()), move |tables| tables.contend(session, &claim, prior));
+        let answer = contend.await?;
         self.holds = matches!(answer, Answer::Ours(_));
         if self.holds {
-            // Whoever holds has left the queue, and has nothing to be told: the file forgets nobody.
-            (self.queued, self.ear) = (false, None);
+            // A holder has left the queue. It needs no notifications: a row in the file does not vanish.
+            (self.queued, self.watch) = (false, None);
         }
         Ok(answer)
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
         let mutex = self.claim.mutex.clone();
-        self.handle.ask(|reply| Job::Read(Read::Inspect(mutex, reply))).await
+        self.connection.read(move |worker| worker.database.read(|tables| tables.inspect(&mutex))).await
     }
 
     async fn release(&mut self, holding: Holding) -> Result<()> {
         self.holds = false;
-        let (session, claim, queued) = (self.id, self.claim.clone(), self.queued);
-        let release = |reply| Job::Write(Write::Release { session, claim, holding, queued, reply });
-        self.handle.ask(release).await?;
+        let (session, mutex, queued) = (self.id, self.claim.mutex.clone(), self.queued);
+        let release = self.connection.write(Some(self.claim.lease.ttl()), move |tables| {
+            if queued {
+                tables.leave_queue(session, &mutex)?;
+            }
+            tables.release(session, &mutex, holding)
+        });
+        release.await?;
         self.queued = false;
         Ok(())
     }
@@ -69,8 +75,10 @@ impl Session for SqliteSession {
         if self.holds {
             return std::future::pending().await;
         }
-        let (handle, topic, mutex) = (&self.handle, self.topic(), &self.claim.mutex);
-        self.ear.get_or_insert_with(|| Box::new(Ear::open(handle, topic, mutex))).hear().await
+        let (connection, topic, mutex) = (&self.connection, self.topic(), &self.claim.mutex);
+        let watch =
+            self.watch.get_or_insert_with(|| Box::new(Watch::start(connection, topic, mutex.clone())));
+        watch.changed().await
     }
 }
 
@@ -78,46 +86,42 @@ impl Drop for SqliteSession {
     fn drop(&mut self) {
         if self.queued {
             let (session, mutex) = (self.id, self.claim.mutex.clone());
-            self.handle.tell(Job::Write(Write::Leave { session, mutex }));
+            self.connection.write_in_background(move |tables| tables.leave(session, &mutex));
         }
     }
 }
 
-/// A session's ear: what it listens to, and whether that has begun.
-struct Ear {
-    handle: Arc<Handle>,
-    mutex: MutexName,
-    listener: Listener<Topic>,
-    /// Completes when nothing can be missed any more.
-    ready: Option<oneshot::Receiver<Result<()>>>,
+/// A session's subscription to changes of its mutex.
+struct Watch {
+    subscription: Subscription<Topic>,
+    /// Completes when no change can be missed any more.
+    ready: Option<oneshot::Receiver<Arc<()>>>,
+    /// Tells the worker that the mutex is watched, until it is dropped.
+    watched: Option<Arc<()>>,
 }
 
-impl Ear {
-    fn open(handle: &Arc<Handle>, topic: Topic, mutex: &MutexName) -> Self {
-        let listener = handle.hub().listen(topic);
-        let (reply, ready) = Reply::pair();
-        handle.tell(Job::Listen(mutex.clone(), reply));
-        Self { handle: Arc::clone(handle), mutex: mutex.clone(), listener, ready: Some(ready) }
+impl Watch {
+    fn start(connection: &Connection, topic: Topic, mutex: MutexName) -> Self {
+        let subscription = connection.wakeups.subscribe(topic);
+        let (reply, ready) = oneshot::channel();
+        connection.send(Request::Run(Box::new(move |worker| {
+            let _ = reply.send(worker.notifier.subscribe(&worker.database, mutex));
+        })));
+        Self { subscription, ready: Some(ready), watched: None }
     }
 
-    /// Completes once when it has begun to listen, and then at every ring.
-    async fn hear(&mut self) -> Result<()> {
+    /// Completes once when the subscription is active, and then at every notification.
+    async fn changed(&mut self) -> Result<()> {
         match &mut self.ready {
             Some(ready) => {
-                let begun = ready.await.unwrap_or_else(|_| Err(closed()));
+                self.watched = ready.await.ok();
                 self.ready = None;
-                begun
+                self.watched.as_ref().map(|_| ()).ok_or_else(closed)
             }
             None => {
-                self.listener.rung().await;
+                self.subscription.notified().await;
                 Ok(())
             }
         }
-    }
-}
-
-impl Drop for Ear {
-    fn drop(&mut self) {
-        self.handle.tell(Job::Unlisten(self.mutex.clone()));
     }
 }

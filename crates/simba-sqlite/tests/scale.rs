@@ -1,4 +1,4 @@
-//! Many mutexes and many handles: constant threads and files, everything renewed.
+//! Many mutexes and many handles: a constant number of threads and files, all leases renewed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,23 +14,23 @@ use common::Sqlite;
 use simba_core::{Lease, Simba};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// One at a time: all tests of a program share its threads and files.
-static ALONE: Mutex<()> = Mutex::const_new(());
+/// Serializes the tests: they count the threads and files of the whole process.
+static SERIAL: Mutex<()> = Mutex::const_new(());
 
-/// Waits for the turn of a test, and for the threads of the one before it, which end a little after it.
-async fn alone() -> MutexGuard<'static, ()> {
-    let alone = ALONE.lock().await;
+/// Waits for the tests before this one, and for their threads, which end shortly after them.
+async fn serial() -> MutexGuard<'static, ()> {
+    let serial = SERIAL.lock().await;
     while threads() > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    alone
+    serial
 }
 
 fn entries(what: &str) -> impl Iterator<Item = DirEntry> {
     std::fs::read_dir(format!("/proc/self/{what}")).unwrap().flatten()
 }
 
-/// How many threads this process has for its stores.
+/// Returns the number of threads that the backends of this process use.
 fn threads() -> usize {
     let ours = |task: &DirEntry| {
         let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
@@ -39,7 +39,7 @@ fn threads() -> usize {
     entries("task").filter(ours).count()
 }
 
-/// How many files this process has open at the store, and how many threads.
+/// Returns the numbers of open files of the store and of threads in this process.
 fn in_use(store: &Sqlite) -> (usize, usize) {
     let folder = store.path().parent().unwrap();
     let ours = |link: &Path| link.starts_with(folder) || link.ends_with("anon_inode:inotify");
@@ -48,22 +48,22 @@ fn in_use(store: &Sqlite) -> (usize, usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_held_mutexes_take_no_more_files_and_threads_than_one() {
+async fn ten_thousand_held_mutexes_use_no_more_files_and_threads_than_one() {
     const MANY: usize = 10_000;
-    let _alone = alone().await;
+    let _serial = serial().await;
     let store = Sqlite::new();
-    let lease = Lease::new(Duration::from_secs(12), Duration::from_secs(12)).unwrap();
-    let simba = Simba::builder(Arc::new(store.backend().await)).lease(lease).build();
+    let lease = Lease::new(Duration::from_secs(12), Duration::from_secs(60)).unwrap();
+    let simba = Simba::builder(Arc::new(store.backend().await)).with_lease(lease).build();
     let first = simba.locker("first").lock().await.unwrap();
-    // The bell is rung after the answer; the next answer comes after that.
+    // The wakeup file is written after the reply, but before the next one.
     simba.locker("first").try_lock().await.unwrap();
     let before = in_use(&store);
-    assert_eq!(before, (4, 1), "the file, its journal, the index of that and the bell; one thread");
+    assert_eq!(before, (4, 1), "the file, its journal, the journal's index, the wakeup file; one thread");
     let mut guards = Vec::new();
     for number in 0..MANY {
         guards.push(simba.locker(format!("mutex-{number}")).lock().await.unwrap());
     }
-    // Through a round of renewals.
+    // All mutexes are renewed once in this time.
     tokio::time::sleep(lease.ttl()).await;
     assert_eq!(in_use(&store), before);
     assert!(guards.iter().all(simba_core::Guard::is_held), "all are renewed");
@@ -74,12 +74,12 @@ async fn ten_thousand_held_mutexes_take_no_more_files_and_threads_than_one() {
     simba.shutdown().await;
 }
 
-/// Handles of one process share nothing but the file. A step that is lost is two holders at once.
+/// Handles of one process share only the file. A lost increment means two holders at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_handles_in_one_process_take_turns() {
+async fn many_handles_in_one_process_exclude_each_other() {
     const HANDLES: usize = 20;
     const TURNS: usize = 5;
-    let _alone = alone().await;
+    let _serial = serial().await;
     let (store, counter) = (Sqlite::new(), Arc::new(AtomicUsize::new(0)));
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..HANDLES {
@@ -101,37 +101,37 @@ async fn many_handles_in_one_process_take_turns() {
     assert_eq!(counter.load(Ordering::SeqCst), HANDLES * TURNS);
 }
 
-/// Whoever closes last leaves one file, and a bell.
+/// The last handle that closes leaves only the file and the wakeup file.
 #[tokio::test]
-async fn a_closed_handle_leaves_no_journal_and_no_thread() {
-    let _alone = alone().await;
+async fn closed_handle_leaves_no_journal_and_no_thread() {
+    let _serial = serial().await;
     let store = Sqlite::new();
     for _ in 0..3 {
         let (simba, other) = (store.simba().await, store.simba().await);
         let guard = simba.locker("orders").lock().await.unwrap();
         let locker = other.locker("orders");
         let waiting = tokio::spawn(async move { locker.lock().await.unwrap().release().await });
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        store.until_watched().await;
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap();
         simba.shutdown().await;
         other.shutdown().await;
     }
     assert!(!store.path().with_file_name("simba.db-wal").exists());
-    // A thread that has nothing left to do may need a moment to end.
-    let gone = async {
+    // A thread ends shortly after its last work.
+    let unused = async {
         while in_use(&store) != (0, 0) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    tokio::time::timeout(common::SOON, gone).await.expect("nothing is left in use");
+    tokio::time::timeout(common::SOON, unused).await.expect("nothing is left in use");
 }
 
-/// The locks of a process on a file end when it closes any descriptor of it. SQLite knows; so must everything else
-/// that looks at the file, or another process takes the journal away under us.
+/// The system drops all locks of a process on a file when it closes any descriptor of it. SQLite avoids that. All other
+/// code that reads the file must avoid it, too: otherwise another process removes the journal that is in use.
 #[tokio::test]
-async fn a_second_handle_costs_the_first_none_of_its_locks() {
-    let _alone = alone().await;
+async fn second_handle_does_not_drop_the_locks_of_the_first() {
+    let _serial = serial().await;
     let store = Sqlite::new();
     let locks = || {
         let inode =
@@ -142,7 +142,7 @@ async fn a_second_handle_costs_the_first_none_of_its_locks() {
     };
     let first = store.simba().await;
     let guard = first.locker("orders").lock().await.unwrap();
-    assert_eq!(locks(), 1, "a file in use is locked for its use");
+    assert_eq!(locks(), 1, "an open file is locked");
     for _ in 0..3 {
         let second = store.simba().await;
         assert_eq!(locks(), 1);

@@ -1,4 +1,4 @@
-//! The whole kit on a file, with a backend of its own for every connection, as another process would have.
+//! The conformance suite on a file, with a new backend for every connection, as another process would have.
 
 mod common;
 

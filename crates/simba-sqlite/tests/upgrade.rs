@@ -1,4 +1,4 @@
-//! Files and programs of the first release beside those of this one.
+//! Files and programs of the first release together with those of this one.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,28 +26,28 @@ CREATE TABLE IF NOT EXISTS simba_waiter (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// The statements of the first release about the queue.
+/// The queue statements of the first release.
 const HEAD: &str = "SELECT session, boot, until FROM simba_waiter WHERE mutex = ?1 ORDER BY place LIMIT 1";
-const STAY: &str =
+const EXTEND_ENTRY: &str =
     "UPDATE simba_waiter SET until = ?5 WHERE mutex = ?1 AND session = ?2 AND boot = ?3 AND until > ?4";
 const ENQUEUE: &str = "INSERT OR REPLACE INTO simba_waiter (mutex, place, session, boot, until)
 SELECT ?1, ifnull(max(place), 0) + 1, ?2, ?3, ?4 FROM simba_waiter WHERE mutex = ?1";
 const LEAVE: &str = "DELETE FROM simba_waiter WHERE mutex = ?1 AND session = ?2";
 
 /// A connection of a program of the first release, with its statements prepared.
-struct First {
+struct FirstRelease {
     connection: Connection,
     boot: String,
 }
 
-impl First {
+impl FirstRelease {
     const SESSION: i64 = 7;
 
     fn open(store: &Sqlite) -> Self {
-        // Closed once, as the first release renames a finished file into place.
+        // Closed once, since the first release renames a finished file into place.
         store.raw().execute_batch(TABLES).unwrap();
         let connection = store.raw();
-        for statement in [HEAD, STAY, ENQUEUE, LEAVE] {
+        for statement in [HEAD, EXTEND_ENTRY, ENQUEUE, LEAVE] {
             connection.prepare_cached(statement).unwrap();
         }
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim().to_owned();
@@ -58,7 +58,7 @@ impl First {
         let values = ("orders", Self::SESSION, &self.boot, i64::MAX);
         assert_eq!(self.connection.prepare_cached(ENQUEUE).unwrap().execute(values).unwrap(), 1);
         let values = ("orders", Self::SESSION, &self.boot, 0, i64::MAX);
-        assert_eq!(self.connection.prepare_cached(STAY).unwrap().execute(values).unwrap(), 1);
+        assert_eq!(self.connection.prepare_cached(EXTEND_ENTRY).unwrap().execute(values).unwrap(), 1);
     }
 
     fn head(&self) -> i64 {
@@ -81,19 +81,19 @@ async fn until_waiting(simba: &Simba, waiters: usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn file_of_the_first_release_is_upgraded_in_use() {
     let store = Sqlite::new();
-    let first = First::open(&store);
+    let first = FirstRelease::open(&store);
     first.enqueue();
     let simba = store.simba().await;
     assert!(
         simba.locker("orders").try_lock().await.unwrap().is_none(),
-        "a waiter of the first release comes first"
+        "a waiter of the first release is ahead in the queue"
     );
-    assert_eq!(first.head(), First::SESSION, "and keeps its entry");
+    assert_eq!(first.head(), FirstRelease::SESSION, "and keeps its entry");
     first.leave();
     let guard = simba.locker("orders").lock().await.unwrap();
     first.enqueue();
     guard.release().await.unwrap();
-    assert_eq!(first.head(), First::SESSION, "the statements of the first release still work");
+    assert_eq!(first.head(), FirstRelease::SESSION, "the statements of the first release still work");
     let (mark, rows): (i32, i32) = first
         .connection
         .query_row(
@@ -109,15 +109,15 @@ async fn file_of_the_first_release_is_upgraded_in_use() {
 async fn waiter_of_this_release_waits_behind_one_of_the_first() {
     let store = Sqlite::new();
     let simba = store.simba().await;
-    let first = First::open(&store);
+    let first = FirstRelease::open(&store);
     first.enqueue();
     let locker = simba.locker("orders");
     let waiting = tokio::spawn(async move { locker.lock().await });
     until_waiting(&simba, 2).await;
     sleep(Duration::from_secs(1)).await;
-    assert!(!waiting.is_finished(), "nothing tells whether a waiter of the first release is gone");
+    assert!(!waiting.is_finished(), "a waiter of the first release cannot be checked");
     first.leave();
-    let guard = timeout(SOON, waiting).await.expect("it finds out").unwrap().unwrap();
+    let guard = timeout(SOON, waiting).await.expect("the next waiter acquires").unwrap().unwrap();
     guard.release().await.unwrap();
 }
 
@@ -125,7 +125,7 @@ async fn waiter_of_this_release_waits_behind_one_of_the_first() {
 async fn many_programs_upgrade_a_file_at_once() {
     for _ in 0..10 {
         let store = Sqlite::new();
-        drop(First::open(&store));
+        drop(FirstRelease::open(&store));
         let opened = (0..8).map(|_| {
             let path = store.path().to_owned();
             tokio::spawn(async move { Sqlite::at(path).backend().await })

@@ -1,4 +1,4 @@
-//! A clock that runs wrong on purpose.
+//! A clock with injected faults.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,9 +8,9 @@ use simba_core::clock::Sleep;
 use simba_core::{Clock, Moment};
 use tokio::sync::Notify;
 
-/// A clock derived from another by a rate and by jumps: drift, suspend, a wall clock set by hand.
+/// A clock derived from another by a rate and by jumps: drift, suspend, a changed wall clock.
 ///
-/// Clones are the same clock.
+/// Clones share the state.
 ///
 /// # Examples
 ///
@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 ///
 /// let clock = SkewedClock::new(TokioClock::new());
 /// let before = clock.now();
-/// clock.jump(Duration::from_secs(60)); // the machine was asleep for a minute
+/// clock.jump(Duration::from_secs(60)); // the machine was suspended for a minute
 /// assert!(clock.now() - before >= Duration::from_secs(60));
 /// # }
 /// ```
@@ -48,13 +48,13 @@ struct Skew {
 }
 
 impl SkewedClock {
-    /// A clock that agrees with `base` so far.
+    /// Creates a clock that agrees with `base`.
     #[must_use]
     pub fn new(base: impl Clock) -> Self {
         Self::with_rate(base, 1.0)
     }
 
-    /// A clock that shows `rate` seconds for every second of `base`.
+    /// Creates a clock that shows `rate` seconds for every second of `base`.
     #[must_use]
     pub fn with_rate(base: impl Clock, rate: f64) -> Self {
         let skew = Mutex::new(Skew { ahead: Duration::ZERO, wall: None, paused: false });
@@ -62,31 +62,31 @@ impl SkewedClock {
         Self { inner: Arc::new(Inner { base: Box::new(base), origin, rate, skew, jumped: Notify::new() }) }
     }
 
-    /// Moves the clock forward at once, as a resume from suspend does. Sleeps that are due complete.
+    /// Moves the clock forward, like a resume from suspend. Sleeps that are due complete.
     pub fn jump(&self, by: Duration) {
         self.inner.change(|skew| skew.ahead += by);
         self.inner.jumped.notify_waiters();
     }
 
-    /// Lets no sleep complete, as in a process that is stopped; the time itself goes on.
+    /// Lets no sleep complete, as in a stopped process; the time itself continues.
     pub fn pause(&self) {
         self.inner.change(|skew| skew.paused = true);
     }
 
-    /// Lets sleeps complete again, those first that are overdue.
+    /// Lets sleeps complete again; overdue ones complete at once.
     pub fn resume(&self) {
         self.inner.change(|skew| skew.paused = false);
         self.inner.jumped.notify_waiters();
     }
 
-    /// The moment of the base clock at which this one shows `at`, as far as its jumps are known.
+    /// Returns the moment of the base clock at which this one shows `at`, without future jumps.
     #[must_use]
     pub fn on_base(&self, at: Moment) -> Moment {
         let Inner { origin, rate, .. } = &*self.inner;
         *origin + (at - *origin).saturating_sub(self.inner.skew().ahead).div_f64(*rate)
     }
 
-    /// Sets the wall clock, which then stands still until it is set again.
+    /// Sets the wall clock, which then does not advance until it is set again.
     pub fn set_wall(&self, wall: SystemTime) {
         self.inner.change(|skew| skew.wall = Some(wall));
     }
@@ -98,10 +98,10 @@ impl Inner {
         self.origin + elapsed + self.skew().ahead
     }
 
-    /// The moment of the base clock to look again at, if this one does not jump before.
+    /// Returns the moment of the base clock to check again, unless this one jumps before.
     fn wake_at(&self, at: Moment) -> Moment {
         let left = (at - self.now()).div_f64(self.rate);
-        // Rounding must not wake a sleeper before its time.
+        // Rounding must not wake a sleep too early.
         self.base.now() + left + Duration::from_nanos(2)
     }
 

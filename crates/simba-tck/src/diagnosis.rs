@@ -1,4 +1,4 @@
-//! What a failing test prints, so that a reader can tell an overloaded machine from a bug.
+//! What a failing test prints, to distinguish an overloaded machine from a bug.
 
 use std::fmt::Write as _;
 use std::panic;
@@ -13,31 +13,31 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// How often the watching thread wakes up.
-const BEAT: Duration = Duration::from_millis(10);
+const INTERVAL: Duration = Duration::from_millis(10);
 /// Shorter delays of the watching thread are normal on a busy machine and not recorded.
 const NOTABLE: Duration = Duration::from_millis(100);
 
 /// A time in which a thread that only sleeps did not run.
-struct Standstill {
+struct Pause {
     at: Duration,
     length: Duration,
 }
 
-static STANDSTILLS: Mutex<Vec<Standstill>> = Mutex::new(Vec::new());
+static PAUSES: Mutex<Vec<Pause>> = Mutex::new(Vec::new());
 
-/// Makes every failing test of this process print what it takes to judge the failure: the engine's log with the
-/// time of each acquisition, renewal, failed call and loss, the load of the machine, and the times in which this
-/// process did not run.
+/// Makes every failing test of this process print the data to judge the failure: the engine's log with the time of
+/// each acquisition, renewal, failed call and loss, the load of the machine, and the times in which this process did
+/// not run.
 ///
-/// The kit calls it for its own tests. Call it in other tests that depend on real time. Calling it again does
-/// nothing; a subscriber that is installed already stays.
+/// The suite calls it for its own tests. Call it in other tests that depend on real time. Repeated calls do nothing; an
+/// existing subscriber stays.
 pub fn explain_failures() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let began = Instant::now();
         let log = fmt::layer().with_test_writer().with_ansi(false).with_timer(fmt::time::uptime());
         let ours = Targets::new().with_target("simba", LevelFilter::TRACE);
-        // A test program may listen to the log by itself.
+        // A test program may have a subscriber of its own.
         let _ = tracing_subscriber::registry().with(log.with_filter(ours)).try_init();
         let watch = thread::Builder::new().name("simba-tck-watch".into()).spawn(move || watch(began));
         let default = panic::take_hook();
@@ -51,30 +51,30 @@ pub fn explain_failures() {
 /// Records when this thread wakes up late: then other threads of this process did not run either.
 fn watch(began: Instant) {
     loop {
-        let due = Instant::now() + BEAT;
-        thread::sleep(BEAT);
+        let due = Instant::now() + INTERVAL;
+        thread::sleep(INTERVAL);
         let length = due.elapsed();
         if length >= NOTABLE {
             let at = due.saturating_duration_since(began);
-            STANDSTILLS.lock().unwrap_or_else(PoisonError::into_inner).push(Standstill { at, length });
+            PAUSES.lock().unwrap_or_else(PoisonError::into_inner).push(Pause { at, length });
         }
     }
 }
 
-/// To stderr, which the test runner captures and shows for failing tests.
+/// Prints to stderr, which the test runner captures and shows for failing tests.
 #[allow(clippy::print_stderr)]
 fn print(began: Instant, watched: bool) {
-    let standstills = STANDSTILLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let pauses = PAUSES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut report = format!("failed at {:.3} s; ", began.elapsed().as_secs_f64());
-    match standstills.as_slice() {
-        _ if !watched => report.push_str("nothing watched for standstills"),
+    match pauses.as_slice() {
+        _ if !watched => report.push_str("pauses were not recorded"),
         [] => {
             let _ =
-                write!(report, "this process never stood still for {NOTABLE:?}: not an overloaded machine");
+                write!(report, "this process was never paused for {NOTABLE:?}: not an overloaded machine");
         }
-        _ => report.push_str("this process stood still"),
+        _ => report.push_str("this process was paused"),
     }
-    for Standstill { at, length } in standstills.iter() {
+    for Pause { at, length } in pauses.iter() {
         let _ = write!(report, ", at {:.3} s for {length:.0?}", at.as_secs_f64());
     }
     for (name, file) in [("load", "/proc/loadavg"), ("waiting for a processor", "/proc/pressure/cpu")] {

@@ -1,20 +1,19 @@
-//! A bad network between the engine and any backend: every call is a request and a reply, and each of the two
-//! can be lost, late, or turned into an error.
+//! Fault injection between the engine and any backend: every call is a request and a reply, and each of the two can be
+//! lost, delayed, or turned into an error.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use simba_core::async_trait;
-use simba_core::{
-    Answer, Backend, Claim, Clock, Error, ErrorKind, Holding, Operate, Ownership, Prior, Result, Session,
-};
+use simba_core::spi::async_trait;
+use simba_core::spi::{Answer, Backend, Claim, Holding, Operate, Ownership, Prior, Session};
+use simba_core::{Clock, Error, ErrorKind, Result};
 use tokio::sync::{Notify, oneshot};
 
 use crate::held::{Held, Released, Trap};
 
-/// What is called.
+/// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Call {
@@ -26,67 +25,67 @@ pub enum Call {
     Inspect,
     /// [`Session::release`]
     Release,
-    /// A hint on its way to [`Session::changed`]; it has no reply.
+    /// A hint for [`Session::changed`]; it has no reply.
     Hint,
 }
 
-/// What becomes of a message on one leg of its way.
+/// What happens to a request or a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Leg {
     /// It arrives at once.
     Pass,
-    /// It arrives later, whether anybody still waits for it or not.
+    /// It arrives later, even if the caller has given up.
     Delay(Duration),
     /// It never arrives.
     Lose,
-    /// It does not arrive, and the caller is told so by an error of this kind.
+    /// It does not arrive, and the caller gets an error of this kind.
     Fail(ErrorKind),
 }
 
-/// What becomes of a call: of its request, and of its reply.
+/// What happens to a call: to its request, and to its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)]
 pub struct Passage {
-    /// The way to the store.
+    /// The request to the store.
     pub request: Leg,
-    /// The way back.
+    /// The reply of the store.
     pub reply: Leg,
 }
 
 impl Passage {
-    /// Nothing happens to it.
+    /// No fault.
     pub const CLEAR: Self = Self { request: Leg::Pass, reply: Leg::Pass };
-    /// The store never hears of it, and nobody answers.
+    /// The request is lost, and there is no reply.
     pub const HANG: Self = Self { request: Leg::Lose, reply: Leg::Pass };
-    /// The store carries it out, and nobody answers.
+    /// The request is executed, and its reply is lost.
     pub const REPLY_LOST: Self = Self { request: Leg::Pass, reply: Leg::Lose };
 
-    /// The store never hears of it, and the caller gets an error.
+    /// Returns a fault that loses the request and returns an error to the caller.
     #[must_use]
     pub const fn fail(kind: ErrorKind) -> Self {
         Self { request: Leg::Fail(kind), reply: Leg::Pass }
     }
 }
 
-/// Decides what becomes of each call.
+/// Decides what happens to each call.
 pub trait Weather: fmt::Debug + Send + Sync + 'static {
-    /// The passage of this call.
+    /// Returns what happens to this call.
     fn passage(&self, call: Call) -> Passage;
 
-    /// Keeps this call's request back until the other end of the trap delivers or discards it.
+    /// Holds this call's request back until the other end of the trap delivers or discards it.
     fn hold(&self, call: Call) -> Option<Trap> {
         let _ = call;
         None
     }
 
-    /// After how long a hint is forged, if none comes by itself.
+    /// Returns after how long a hint is forged, if no real one comes.
     fn forged_hint(&self) -> Option<Duration> {
         None
     }
 }
 
-/// Weather by hand: clear until switched, and a record of what was called.
+/// Faults that are set manually, and a record of the calls. Without faults until set.
 #[derive(Debug, Default)]
 pub struct Switch {
     state: Mutex<SwitchState>,
@@ -104,23 +103,23 @@ struct SwitchState {
 }
 
 impl Switch {
-    /// Clear weather.
+    /// Creates a switch without faults.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Every call goes this way from now on.
+    /// Sets what happens to every call from now on.
     pub fn set(&self, passage: Passage) {
         self.with(|state| state.all = Some(passage));
     }
 
-    /// Every message is late by `each` and a random part of `jitter` from now on.
+    /// Delays every message by `each` and a random part of `jitter` from now on.
     pub fn lag(&self, each: Duration, jitter: Duration) {
         self.with(|state| state.lag = Some((each, jitter)));
     }
 
-    /// The weather clears up.
+    /// Removes all faults.
     pub fn clear(&self) {
         self.with(|state| {
             (state.all, state.lag) = (None, None);
@@ -129,22 +128,22 @@ impl Switch {
         });
     }
 
-    /// The next call of this kind goes this way.
+    /// Sets what happens to the next call of this kind.
     pub fn once(&self, call: Call, passage: Passage) {
         self.with(|state| state.next.push((call, passage)));
     }
 
-    /// The connection breaks: the next call, of whatever kind, fails with [`ErrorKind::Unavailable`].
+    /// Breaks the connection: the next call of any kind fails with [`ErrorKind::Unavailable`].
     pub fn cut(&self) {
         self.with(|state| state.cut = true);
     }
 
-    /// The next call of a session, of whatever kind, is carried out and never answered.
+    /// Executes the next call of a session, of any kind, and loses its reply.
     pub fn lose_reply(&self) {
         self.with(|state| state.lose_reply = true);
     }
 
-    /// Keeps back the request of the next call of this kind. What is held outlives [`clear`](Self::clear).
+    /// Holds back the request of the next call of this kind. A held request survives [`clear`](Self::clear).
     #[must_use = "the request is discarded when this is dropped"]
     pub fn hold_next(&self, call: Call) -> Held {
         let (held, trap) = Held::pair();
@@ -152,13 +151,13 @@ impl Switch {
         held
     }
 
-    /// How often it was called so far.
+    /// Returns how many calls of this kind were made so remote.
     #[must_use]
     pub fn count(&self, call: Call) -> usize {
         self.with(|state| state.calls.iter().filter(|made| **made == call).count())
     }
 
-    /// How many calls were made so far, hints aside.
+    /// Returns how many calls were made so remote, without hints.
     #[must_use]
     pub fn calls(&self) -> usize {
         self.with(|state| state.calls.iter().filter(|made| **made != Call::Hint).count())
@@ -170,7 +169,7 @@ impl Switch {
 }
 
 impl SwitchState {
-    fn late(&self) -> Option<Passage> {
+    fn delayed(&self) -> Option<Passage> {
         let (each, jitter) = self.lag?;
         let leg = || Leg::Delay(each + jitter.mul_f64(fastrand::f64()));
         Some(Passage { request: leg(), reply: leg() })
@@ -189,7 +188,7 @@ impl Weather for Switch {
             }
             match state.next.iter().position(|(next, _)| *next == call) {
                 Some(at) => state.next.remove(at).1,
-                None => state.all.or_else(|| state.late()).unwrap_or(Passage::CLEAR),
+                None => state.all.or_else(|| state.delayed()).unwrap_or(Passage::CLEAR),
             }
         })
     }
@@ -202,40 +201,39 @@ impl Weather for Switch {
     }
 }
 
-/// A backend behind bad weather. Give each handle one of its own, around one store.
+/// A backend with injected faults. Use one per handle, around one store.
 #[derive(Clone, Debug)]
 pub struct FaultyBackend {
     inner: Arc<dyn Backend>,
-    air: Air,
+    link: Link,
 }
 
-/// What a message passes through.
+/// The connection between a caller and the store.
 #[derive(Clone, Debug)]
-struct Air {
+struct Link {
     clock: Arc<dyn Clock>,
-    /// The clock of the process that waits; while it stands still, nothing reaches it.
-    gate: Option<Arc<dyn Clock>>,
+    /// The clock of the calling process; while it is paused, nothing reaches the caller.
+    caller_clock: Option<Arc<dyn Clock>>,
     weather: Arc<dyn Weather>,
 }
 
 impl FaultyBackend {
-    /// `inner` as it is seen through `weather`; delays pass on `clock`.
+    /// Wraps `inner` with the faults of `weather`; delays use `clock`.
     pub fn new(inner: impl Backend, clock: impl Clock, weather: Arc<dyn Weather>) -> Self {
         Self::over(Arc::new(inner), clock, weather)
     }
 
-    /// Like [`new`](Self::new), around a backend that is shared.
+    /// Wraps a shared backend, like [`new`](Self::new).
     pub fn over(inner: Arc<dyn Backend>, clock: impl Clock, weather: Arc<dyn Weather>) -> Self {
-        Self { inner, air: Air { clock: Arc::new(clock), gate: None, weather } }
+        Self { inner, link: Link { clock: Arc::new(clock), caller_clock: None, weather } }
     }
 }
 
 impl FaultyBackend {
-    /// Lets nothing reach the caller while the sleeps of its own `clock` are
-    /// [paused](crate::SkewedClock::pause).
+    /// Blocks replies to the caller while the sleeps of its own `clock` are [paused](crate::SkewedClock::pause).
     #[must_use]
-    pub fn with_gate(mut self, clock: impl Clock) -> Self {
-        self.air.gate = Some(Arc::new(clock));
+    pub fn with_caller_clock(mut self, clock: impl Clock) -> Self {
+        self.link.caller_clock = Some(Arc::new(clock));
         self
     }
 }
@@ -247,17 +245,17 @@ impl Backend for FaultyBackend {
     }
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        let Passage { request, reply } = self.air.weather.passage(Call::Open);
-        self.air.travel(request).await?;
+        let Passage { request, reply } = self.link.weather.passage(Call::Open);
+        self.link.apply(request).await?;
         let session = self.inner.open(claim).await?;
-        self.air.travel(reply).await?;
-        self.air.arrive().await;
-        let far = Arc::new(Far {
+        self.link.apply(reply).await?;
+        self.link.wait_for_caller().await;
+        let remote = Arc::new(RemoteSession {
             session: tokio::sync::Mutex::new(session),
-            knocking: AtomicUsize::new(0),
-            knock: Notify::new(),
+            pending: AtomicUsize::new(0),
+            pending_changed: Notify::new(),
         });
-        Ok(Box::new(FaultySession { far, air: self.air.clone() }))
+        Ok(Box::new(FaultySession { remote, link: self.link.clone() }))
     }
 
     fn operate(&self) -> Option<&dyn Operate> {
@@ -269,16 +267,16 @@ impl Backend for FaultyBackend {
     }
 }
 
-impl Air {
-    /// Waits at the door of a process that stands still.
-    async fn arrive(&self) {
-        if let Some(gate) = &self.gate {
-            gate.sleep_until(gate.now()).await;
+impl Link {
+    /// Waits while the calling process is paused.
+    async fn wait_for_caller(&self) {
+        if let Some(caller_clock) = &self.caller_clock {
+            caller_clock.sleep_until(caller_clock.now()).await;
         }
     }
 
-    /// Takes a caller, who waits, over one leg.
-    async fn travel(&self, leg: Leg) -> Result<()> {
+    /// Applies a fault to a message while the caller waits.
+    async fn apply(&self, leg: Leg) -> Result<()> {
         match leg {
             Leg::Pass => Ok(()),
             Leg::Delay(delay) => {
@@ -291,16 +289,16 @@ impl Air {
     }
 }
 
-/// The session at the far end, where late requests still arrive.
-struct Far {
+/// The session at the store's end, where delayed requests still arrive.
+struct RemoteSession {
     session: tokio::sync::Mutex<Box<dyn Session>>,
-    knocking: AtomicUsize,
-    knock: Notify,
+    pending: AtomicUsize,
+    pending_changed: Notify,
 }
 
 struct FaultySession {
-    far: Arc<Far>,
-    air: Air,
+    remote: Arc<RemoteSession>,
+    link: Link,
 }
 
 #[derive(Clone, Copy)]
@@ -326,13 +324,13 @@ impl Request {
     }
 }
 
-impl Far {
-    /// Carries a request out. Who listens for hints makes room for it.
-    async fn perform(&self, request: Request) -> Result<Reply> {
-        self.knocking.fetch_add(1, Ordering::SeqCst);
-        self.knock.notify_waiters();
+impl RemoteSession {
+    /// Executes a request. A waiting `changed` releases the session for it.
+    async fn execute(&self, request: Request) -> Result<Reply> {
+        self.pending.fetch_add(1, Ordering::SeqCst);
+        self.pending_changed.notify_waiters();
         let mut session = self.session.lock().await;
-        self.knocking.fetch_sub(1, Ordering::SeqCst);
+        self.pending.fetch_sub(1, Ordering::SeqCst);
         match request {
             Request::Contend(prior) => session.contend(prior).await.map(Reply::Contend),
             Request::Inspect => session.inspect().await.map(Reply::Inspect),
@@ -340,20 +338,20 @@ impl Far {
         }
     }
 
-    /// Waits for a hint, letting requests in.
+    /// Waits for a hint, but lets requests use the session.
     async fn changed(&self) -> Result<()> {
         loop {
-            let mut knock = std::pin::pin!(self.knock.notified());
-            knock.as_mut().enable();
+            let mut pending_changed = std::pin::pin!(self.pending_changed.notified());
+            pending_changed.as_mut().enable();
             let mut session = self.session.lock().await;
-            if self.knocking.load(Ordering::SeqCst) > 0 {
+            if self.pending.load(Ordering::SeqCst) > 0 {
                 drop(session);
                 tokio::task::yield_now().await;
                 continue;
             }
             tokio::select! {
                 biased;
-                () = knock => {}
+                () = pending_changed => {}
                 hint = session.changed() => return hint,
             }
         }
@@ -362,35 +360,40 @@ impl Far {
 
 impl FaultySession {
     async fn call(&self, request: Request) -> Result<Reply> {
-        let kept = self.air.weather.hold(request.call()).and_then(Trap::spring);
-        let passage = self.air.weather.passage(request.call());
-        let reply = self.pass(passage, kept, request).await;
-        self.air.arrive().await;
+        let held_back = self.link.weather.hold(request.call()).and_then(Trap::trigger);
+        let passage = self.link.weather.passage(request.call());
+        let reply = self.transfer(passage, held_back, request).await;
+        self.link.wait_for_caller().await;
         reply
     }
 
-    async fn pass(&self, passage: Passage, kept: Option<Released>, request: Request) -> Result<Reply> {
-        if passage == Passage::CLEAR && kept.is_none() {
-            return self.far.perform(request).await;
+    async fn transfer(
+        &self,
+        passage: Passage,
+        held_back: Option<Released>,
+        request: Request,
+    ) -> Result<Reply> {
+        if passage == Passage::CLEAR && held_back.is_none() {
+            return self.remote.execute(request).await;
         }
         if let Leg::Fail(kind) = passage.request {
             return Err(Error::new(kind, "injected fault"));
         }
         let (answered, answer) = oneshot::channel();
-        let (far, air) = (Arc::clone(&self.far), self.air.clone());
-        // On its own from here: what the caller gave up on still arrives.
+        let (remote, link) = (Arc::clone(&self.remote), self.link.clone());
+        // Spawned, so that an abandoned request still arrives.
         tokio::spawn(async move {
             let mut answer = None;
-            if let Some(kept) = kept {
-                answer = Some(kept.answer);
-                if kept.released.await.is_err() {
+            if let Some(held_back) = held_back {
+                answer = Some(held_back.answer);
+                if held_back.released.await.is_err() {
                     return;
                 }
             }
-            let _ = air.travel(passage.request).await;
-            let reply = far.perform(request).await;
-            drop((far, answer));
-            let reply = air.travel(passage.reply).await.and(reply);
+            let _ = link.apply(passage.request).await;
+            let reply = remote.execute(request).await;
+            drop((remote, answer));
+            let reply = link.apply(passage.reply).await.and(reply);
             let _ = answered.send(reply);
         });
         match answer.await {
@@ -400,7 +403,7 @@ impl FaultySession {
     }
 }
 
-fn mixed_up<T>() -> Result<T> {
+fn wrong_reply<T>() -> Result<T> {
     Err(Error::new(ErrorKind::Protocol, "the reply belongs to another request"))
 }
 
@@ -409,43 +412,43 @@ impl Session for FaultySession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
         match self.call(Request::Contend(prior)).await? {
             Reply::Contend(answer) => Ok(answer),
-            _ => mixed_up(),
+            _ => wrong_reply(),
         }
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
         match self.call(Request::Inspect).await? {
             Reply::Inspect(ownership) => Ok(ownership),
-            _ => mixed_up(),
+            _ => wrong_reply(),
         }
     }
 
     async fn release(&mut self, holding: Holding) -> Result<()> {
         match self.call(Request::Release(holding)).await? {
             Reply::Release => Ok(()),
-            _ => mixed_up(),
+            _ => wrong_reply(),
         }
     }
 
     async fn changed(&mut self) -> Result<()> {
         loop {
-            let forged = self.air.weather.forged_hint();
+            let forged = self.link.weather.forged_hint();
             let forge = async {
                 match forged {
-                    Some(after) => self.air.clock.sleep_until(self.air.clock.now() + after).await,
+                    Some(after) => self.link.clock.sleep_until(self.link.clock.now() + after).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 biased;
-                hint = self.far.changed() => hint?,
+                hint = self.remote.changed() => hint?,
                 () = forge => return Ok(()),
             }
-            match self.air.weather.passage(Call::Hint).request {
+            match self.link.weather.passage(Call::Hint).request {
                 Leg::Lose => {}
                 leg => {
-                    self.air.travel(leg).await?;
-                    self.air.arrive().await;
+                    self.link.apply(leg).await?;
+                    self.link.wait_for_caller().await;
                     return Ok(());
                 }
             }

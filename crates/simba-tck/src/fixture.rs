@@ -1,37 +1,37 @@
-//! What a backend author gives to the kit: connections to the store under test, and what the store can do.
+//! What a backend author implements: connections to the store under test, and its capabilities.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::{Backend, Lease, async_trait};
+use simba_core::Lease;
+use simba_core::spi::{Backend, async_trait};
 
 use crate::{Network, Profile};
 
 /// One store under test.
 ///
-/// Every case gets a fixture of its own; all of them may lead to the same server, since each case draws names
-/// of its own. A server that is not there is a failure: [`connect`](Self::connect) panics and says how to
-/// start it.
+/// Every case gets its own fixture; all of them may use the same server, since each case generates its own mutex
+/// names. A missing server is a failure: [`connect`](Self::connect) panics with a message how to start it.
 ///
 /// # Examples
 ///
 /// See the [crate's documentation](crate).
 #[async_trait]
 pub trait Fixture: Send + Sync + 'static {
-    /// A fresh connection to the one store under test, as another process would have, with a network that can
-    /// be broken.
+    /// Opens a new connection to the store under test, as another process would have, with a network that can inject
+    /// faults.
     async fn connect(&self) -> Connection;
 
-    /// Returns the lease that the cases hold mutexes by; default 2 s + 3 s.
+    /// Returns the lease that the cases use; default 2 s + 3 s.
     ///
-    /// Short, since many cases wait for its end, and long enough that a machine which stands still for two seconds
-    /// loses nothing. A store with slower leases, such as one with sessions, overrides it.
+    /// Short, since many cases wait for its end, and long enough that a machine which is paused for two seconds loses
+    /// nothing. A store with slower leases, such as one with sessions, overrides it.
     fn lease(&self) -> Lease {
-        usual_lease()
+        default_lease()
     }
 
-    /// What the store can do; default: everything, and its memory survives a restart.
+    /// Returns the capabilities of the store; default: all.
     fn profile(&self) -> Profile {
         Profile::default()
     }
@@ -48,12 +48,12 @@ pub trait Fixture: Send + Sync + 'static {
 pub struct Connection {
     /// The backend under test.
     pub backend: Arc<dyn Backend>,
-    /// What lies between it and the store.
+    /// The network between the backend and the store.
     pub network: Arc<dyn Network>,
 }
 
 impl Connection {
-    /// A backend and the network that it reaches its store through.
+    /// Combines a backend and the network to its store.
     pub fn new(backend: impl Backend, network: Arc<dyn Network>) -> Self {
         Self { backend: Arc::new(backend), network }
     }
@@ -65,7 +65,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// The lease of a fixture that asks for none of its own.
-pub(crate) fn usual_lease() -> Lease {
-    Lease::new(Duration::from_secs(2), Duration::from_secs(3)).expect("the default is in order")
+/// Returns the lease of a fixture without a lease of its own.
+pub(crate) fn default_lease() -> Lease {
+    Lease::new(Duration::from_secs(2), Duration::from_secs(3)).expect("the default lease is valid")
 }

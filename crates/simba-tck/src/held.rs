@@ -1,12 +1,11 @@
-//! Requests that are kept back.
+//! Requests that are held back.
 
 use tokio::sync::oneshot;
 
-/// A request that a [`FaultProxy`](crate::FaultProxy) or a [`Switch`](crate::Switch) keeps back, or the wish
-/// for one.
+/// A request that a [`FaultProxy`](crate::FaultProxy) or a [`Switch`](crate::Switch) holds back, or will hold back.
 ///
-/// Dropping it discards the request; a proxy also resets its connection, for TCP does not lose bytes
-/// otherwise. If no request has come yet, none is kept back any more.
+/// Dropping it discards the request; a proxy also resets its connection, because TCP does not lose bytes otherwise. If
+/// no request has come yet, none is held back any more.
 #[derive(Debug)]
 pub struct Held {
     caught: Option<oneshot::Receiver<()>>,
@@ -15,7 +14,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// The wish for a request, and the trap that a [`Weather`](crate::Weather) sets for it.
+    /// Returns both ends: for the test, and for a [`Weather`](crate::Weather) that holds the request back.
     #[must_use]
     pub fn pair() -> (Self, Trap) {
         let (catch, caught) = oneshot::channel();
@@ -25,7 +24,7 @@ impl Held {
         (Self { caught: Some(caught), release, answered }, trap)
     }
 
-    /// Waits until a request is kept back, or none can be any more.
+    /// Waits until a request is held back, or none can be any more.
     ///
     /// # Cancel safety
     ///
@@ -37,15 +36,15 @@ impl Held {
         }
     }
 
-    /// Sends the request on, even if its client has gone: a proxy keeps the connection to the server open
-    /// until the server has sent something or closed it.
+    /// Sends the request on, even if its client has disconnected: a proxy keeps the connection to the server open until
+    /// the server has sent something or closed it.
     ///
-    /// If no request has come yet, none is kept back any more.
+    /// If no request has come yet, none is held back any more.
     pub fn deliver(self) {
         let _ = self.release.send(());
     }
 
-    /// Sends the request on as [`deliver`](Self::deliver) does, and waits until the server has answered it or the
+    /// Sends the request on like [`deliver`](Self::deliver), and waits until the server has answered it or the
     /// connection has ended.
     ///
     /// # Cancel safety
@@ -57,25 +56,25 @@ impl Held {
     }
 }
 
-/// The network's end of a [`Held`]: keeps back the one request that springs it.
+/// The network's end of a [`Held`]: holds back one request.
 #[derive(Debug)]
 pub struct Trap {
     caught: oneshot::Sender<()>,
     held: Released,
 }
 
-/// Decides about a request that is kept back.
+/// Decides about a request that is held back.
 #[derive(Debug)]
 pub(crate) struct Released {
-    /// Receives when the request is to be sent on. Ends without if the request is to be discarded.
+    /// Receives when the request is to be sent on. Closed without a value if the request is to be discarded.
     pub(crate) released: oneshot::Receiver<()>,
     /// Dropped when the request was answered.
     pub(crate) answer: oneshot::Sender<()>,
 }
 
 impl Trap {
-    /// Tells the other end that a request was caught; `None` if nobody wants it any more.
-    pub(crate) fn spring(self) -> Option<Released> {
+    /// Notifies the other end that a request was caught; `None` if the other end was dropped.
+    pub(crate) fn trigger(self) -> Option<Released> {
         self.caught.send(()).ok().map(|()| self.held)
     }
 }

@@ -1,4 +1,4 @@
-//! The one list of all cases.
+//! The list of all cases.
 
 /// Expands to the tests of all cases, or to their registry.
 #[doc(hidden)]
@@ -23,7 +23,7 @@ macro_rules! __cases {
     };
     ($what:ident) => {
         $crate::__cases! { @$what
-            seeds { start restart guard multi_contend schedule }
+            jvm_simba { start restart guard multi_contend schedule }
             exclusion {
                 a_held_mutex_is_refused_and_its_holder_named
                 a_wait_ends_with_the_release
@@ -36,23 +36,23 @@ macro_rules! __cases {
                 a_holder_outlives_its_lease
                 renewals_move_the_deadline
                 a_busy_callback_delays_no_renewal
-                a_short_hold_is_kept_for_its_least_time
+                a_min_hold_is_kept
             }
             loss {
                 a_dead_holder_is_succeeded
-                a_release_is_told_as_such
-                a_longest_hold_ends
+                a_release_is_no_loss
+                a_max_hold_ends
                 a_leader_that_steps_down_is_succeeded
                 work_is_dropped_before_another_holds
-                a_release_after_the_loss_says_so
-                an_evicted_holder_learns_of_it
+                a_release_after_the_loss_is_an_error
+                an_evicted_holder_is_notified
             }
             tokens {
                 they_grow_with_every_acquisition
                 they_grow_for_the_same_contender
                 they_stay_through_renewals
                 they_grow_past_a_dead_holder
-                they_outlive_everyone
+                they_survive_all_shutdowns
                 others_see_them
             }
             handover {
@@ -63,13 +63,13 @@ macro_rules! __cases {
                 a_woken_waiter_that_gives_up_wakes_the_next
                 a_try_never_passes_a_waiter
                 a_try_leaves_no_trace
-                a_dead_waiter_blocks_nobody_for_long
+                a_dead_waiter_is_skipped
             }
             observer {
                 sees_every_owner
                 is_woken_by_a_change
                 never_contends
-                knows_that_it_does_not_know
+                reports_unknown_when_disconnected
                 ends_with_its_handle
             }
             names {
@@ -83,11 +83,11 @@ macro_rules! __cases {
                 a_dropped_guard_leaves_nothing
                 a_dropped_contention_leaves_nothing
                 a_panic_leaves_nothing
-                a_handle_outlives_another
+                a_shutdown_does_not_affect_other_handles
                 a_contention_restarts_under_its_label
                 callbacks_alternate
                 a_closed_handle_refuses
-                closing_twice_is_closing_once
+                close_is_idempotent
             }
             cancellation {
                 a_lock_dropped_at_every_await_point_leaves_nothing
@@ -99,27 +99,27 @@ macro_rules! __cases {
             }
             session {
                 opening_takes_nothing
-                nothing_before_takes_what_is_free
-                a_twin_is_held_off
-                a_twin_extends_nothing
+                the_first_call_acquires_a_free_mutex
+                a_duplicate_id_is_refused
+                a_duplicate_id_extends_nothing
                 an_unknown_outcome_is_adopted
                 a_renewal_keeps_the_token
-                a_lapsed_hold_is_taken_anew
-                a_late_lapse_renews_what_came_after
-                a_late_renewal_brings_no_token_back
+                a_lapsed_hold_is_acquired_again
+                a_late_lapsed_call_renews_the_new_hold
+                a_late_renewal_does_not_restore_the_token
                 a_stale_token_frees_nothing
                 a_release_is_idempotent
                 a_release_of_nothing_frees_nothing
-                a_release_never_frees_another_s
-                a_look_changes_nothing
+                a_release_never_frees_another_holder
+                an_inspection_changes_nothing
                 hints_begin_with_the_subscription_and_are_kept
                 a_dropped_session_leaves_the_queue
             }
             faults {
                 a_stalled_holder_is_told_on_time
-                a_short_stall_is_ridden_out
+                a_short_stall_is_survived
                 cuts_are_ridden_out
-                a_waiter_outwaits_an_outage
+                a_waiter_survives_an_outage
                 a_lost_reply_is_no_ghost
                 a_lost_reply_of_a_release_frees
                 a_late_request_is_undone
@@ -132,7 +132,7 @@ macro_rules! __cases {
             }
             operate {
                 a_list_names_what_is_held
-                a_record_tells_the_holder_and_the_waiters
+                a_record_shows_the_holder_and_the_waiters
                 an_unknown_mutex_is_free
                 an_eviction_heeds_its_condition
                 an_eviction_wakes_the_next

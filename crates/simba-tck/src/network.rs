@@ -1,4 +1,4 @@
-//! A network that can be broken, whatever it is made of.
+//! A network with fault injection, for a proxy or a switch.
 
 use std::time::Duration;
 
@@ -6,37 +6,36 @@ use simba_core::ErrorKind;
 
 use crate::{Call, FaultProxy, Held, Passage, Switch};
 
-/// What lies between one connection and its store.
+/// The network between one connection and its store.
 ///
 /// Implemented for [`FaultProxy`], in front of a real server, and for [`Switch`], in front of a backend
 /// without a network of its own.
 pub trait Network: Send + Sync {
-    /// Lets nothing through in either direction, without an error.
+    /// Blocks both directions, without an error.
     fn stall(&self);
 
-    /// Lets requests reach the store, and no reply come back, without an error.
+    /// Forwards requests to the store and blocks replies, without an error.
     fn stall_replies(&self);
 
-    /// Lets every message arrive later by `each` and a random part of `jitter`.
+    /// Delays every message by `each` and a random part of `jitter`.
     fn delay(&self, each: Duration, jitter: Duration);
 
-    /// Breaks what is connected now and refuses to connect again, as a store that is down does.
+    /// Resets open connections and refuses new ones, like a store that is down.
     fn refuse(&self);
 
-    /// How many requests came so far, whatever became of them.
+    /// Returns how many requests were sent so far, whatever became of them.
     fn requests(&self) -> usize;
 
-    /// Lets everything through again.
+    /// Removes all faults.
     fn heal(&self);
 
-    /// Breaks what is connected now; it can connect again at once.
+    /// Resets open connections; new ones are accepted.
     fn cut(&self);
 
-    /// Lets the next request reach the store and loses its reply.
+    /// Forwards the next request to the store and loses its reply.
     fn lose_next_reply(&self);
 
-    /// Keeps back the next request, to deliver it when nobody waits for it any more; `None` if this network
-    /// cannot.
+    /// Holds the next request, to deliver it after its caller has given up; `None` if this network cannot.
     fn hold_next_request(&self) -> Option<Held> {
         None
     }

@@ -1,13 +1,12 @@
-//! What a store can and cannot do.
+//! The capabilities of a store.
 
 use std::time::Duration;
 
-/// What the store under test can do. What it cannot do gates a case: the case then prints `skipped:
-/// <reason>`.
+/// The capabilities of the store under test. A case that needs a missing capability prints `skipped: <reason>`.
 ///
 /// # Default
 ///
-/// Everything: a store that says nothing is held to every promise.
+/// Everything: by default a store is checked for every guarantee.
 ///
 /// # Examples
 ///
@@ -22,18 +21,19 @@ use std::time::Duration;
 #[non_exhaustive]
 #[must_use]
 pub struct Profile {
-    /// A release wakes the next waiter; without it, waiters poll.
+    /// A release notifies the next waiter; without it, waiters poll.
     pub push: bool,
-    /// Waiters get the mutex in the order in which they came.
+    /// Waiters acquire in FIFO order.
     pub fifo: bool,
-    /// A mutex is freed in time after its holder's process is gone without a word.
+    /// A mutex is freed in time after its holder's process has crashed.
     pub expires_without_client: bool,
-    /// A hold survives a restart of the store; without it, its holder learns of the loss.
+    /// A hold survives a restart of the store; without it, its holder is notified of the loss.
     pub survives_restart: bool,
-    /// Others than the holder can see its token.
+    /// Other contenders can see the holder's token.
     pub token_visible_to_observers: bool,
-    /// How long a waiter whose process was killed keeps a free mutex from the next one; `None`: until its session or
-    /// its entry in the queue ends. Default: one second.
+    /// How long a waiter whose process was killed blocks a free mutex for the next one; `None`: until its session or
+    /// its entry in the queue ends. A store may skip a waiter that was notified and does not answer for as long.
+    /// Default: one second.
     pub dead_waiter: Option<Duration>,
 }
 
@@ -51,32 +51,32 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// Whether a release [wakes](Self::push) the next waiter.
+    /// Sets whether a release [notifies](Self::push) the next waiter.
     pub const fn with_push(self, push: bool) -> Self {
         Self { push, ..self }
     }
 
-    /// Whether waiters are served [in order](Self::fifo).
+    /// Sets whether waiters acquire [in order](Self::fifo).
     pub const fn with_fifo(self, fifo: bool) -> Self {
         Self { fifo, ..self }
     }
 
-    /// Whether a dead holder's mutex is [freed](Self::expires_without_client).
+    /// Sets whether a dead holder's mutex is [freed](Self::expires_without_client).
     pub const fn with_expires_without_client(self, expires_without_client: bool) -> Self {
         Self { expires_without_client, ..self }
     }
 
-    /// Whether holds [survive a restart](Self::survives_restart).
+    /// Sets whether holds [survive a restart](Self::survives_restart).
     pub const fn with_survives_restart(self, survives_restart: bool) -> Self {
         Self { survives_restart, ..self }
     }
 
-    /// Whether others [see the token](Self::token_visible_to_observers).
+    /// Sets whether others [see the token](Self::token_visible_to_observers).
     pub const fn with_token_visible_to_observers(self, token_visible_to_observers: bool) -> Self {
         Self { token_visible_to_observers, ..self }
     }
 
-    /// How long a [dead waiter](Self::dead_waiter) keeps others out.
+    /// Sets how long a [dead waiter](Self::dead_waiter) blocks others.
     pub const fn with_dead_waiter(self, dead_waiter: Option<Duration>) -> Self {
         Self { dead_waiter, ..self }
     }

@@ -1,4 +1,4 @@
-//! The rows of the fault matrix about a bad network, round after round.
+//! The rows of the fault matrix about network faults, in several rounds.
 
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use simba_core::{Contention, Lease, Loss, Moment, MutexName, Tenure};
 
-use crate::fixture::usual_lease;
-use crate::world::{Peer, STANDSTILL, kept, name, now, patience, release, sleep_until, until, within};
+use crate::fixture::default_lease;
+use crate::world::{
+    MAX_DELAY, MAX_PAUSE, Peer, kept, lease_limit, name, now, release, sleep_until, until, within,
+};
 use crate::{Fixture, History, Network, Rule, What};
 
 /// Returns how often each fault is repeated: `SIMBA_FAULT_ROUNDS`, or 3.
@@ -38,29 +40,29 @@ fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(seed)
 }
 
-/// The longest that a row may take.
+/// Returns the time limit for a row.
 #[doc(hidden)]
 #[must_use]
 pub fn limit() -> Duration {
     Duration::from_secs(60) + Duration::from_secs(30) * rounds()
 }
 
-/// How much later than by the lease alone the next one may lead: twice a [`STANDSTILL`], and less than another
+/// How much later than after the lease alone the next one may lead: twice a [`MAX_PAUSE`], and less than another
 /// [`lease`].
 pub(crate) const TAKE_OVER: Duration = Duration::from_secs(4);
 
-/// Makes one `#[test]` of every row about the network, as [`suite!`](crate::suite) does of every case.
+/// Expands to one `#[test]` per row about the network, like [`suite!`](crate::suite) for the cases.
 #[macro_export]
 macro_rules! rows {
     ($fixture:expr) => {
         $crate::rows!(@each $fixture;
-            row_11_a_leader_in_a_black_hole_steps_down_in_time
-            row_12_a_leader_that_hears_no_reply_steps_down_in_time
-            row_13_a_cut_in_every_lease_costs_no_leader
-            row_14_a_store_away_for_half_the_transition_costs_no_leader
-            row_15_a_slow_network_that_breaks_keeps_its_leader
+            row_11_a_leader_without_network_steps_down_in_time
+            row_12_a_leader_without_replies_steps_down_in_time
+            row_13_a_cut_in_every_lease_causes_no_loss
+            row_14_an_outage_of_half_the_transition_causes_no_loss
+            row_15_a_slow_network_with_cuts_keeps_its_leader
             row_17_an_acquisition_without_a_reply_is_adopted
-            row_30_a_store_that_comes_back_meets_no_storm
+            row_30_reconnecting_contenders_do_not_overload_the_store
         );
     };
     (@each $fixture:expr; $($row:ident)*) => {
@@ -74,20 +76,27 @@ macro_rules! rows {
     };
 }
 
-/// Returns the longer one of the store's lease and the usual one, which survives a fault of half the transition and
-/// a [`STANDSTILL`] after it.
+/// Returns the longer one of the store's lease and the default, which survives a fault of half the transition and a
+/// [`MAX_PAUSE`] after it.
 pub(crate) fn lease(fixture: &dyn Fixture) -> Lease {
-    let (own, usual) = (fixture.lease(), usual_lease());
-    if own.total() > usual.total() { own } else { usual }
+    let (own, default) = (fixture.lease(), default_lease());
+    if own.total() > default.total() { own } else { default }
+}
+
+/// Returns that lease with a longer transition, for a machine that is paused during a fault: the end of the fault then
+/// comes late, and the leader still has time to renew.
+pub(crate) fn longer_lease(fixture: &dyn Fixture, more: Duration) -> Lease {
+    let short = lease(fixture);
+    kept("a longer lease is valid", Lease::new(short.ttl(), short.transition() + more))
 }
 
 /// A contender that has started on a connection of its own.
-struct Runner {
+struct RunningContender {
     peer: Peer,
     contention: Arc<Contention>,
 }
 
-impl Runner {
+impl RunningContender {
     async fn start(fixture: &dyn Fixture, mutex: &MutexName, lease: Lease) -> Self {
         let peer = Peer::connect(fixture).await;
         let contention = peer.simba.contend(mutex.clone()).with_lease(lease);
@@ -96,8 +105,8 @@ impl Runner {
     }
 
     async fn leads(&self, limit: Duration) -> Tenure {
-        let tenure = within(limit, "somebody leads", self.contention.acquired()).await;
-        kept("somebody leads", tenure)
+        let tenure = within(limit, "a contender leads", self.contention.acquired()).await;
+        kept("a contender leads", tenure)
     }
 
     async fn sees(&self, leader: &Tenure) {
@@ -109,67 +118,75 @@ impl Runner {
     }
 }
 
-/// A leader, and one who waits for it to fall.
-async fn leader_and_heir(fixture: &dyn Fixture, lease: Lease) -> (Runner, Tenure, Runner) {
+/// Starts a leader and a waiter.
+async fn leader_and_waiter(
+    fixture: &dyn Fixture,
+    lease: Lease,
+) -> (RunningContender, Tenure, RunningContender) {
     let mutex = name();
-    let leader = Runner::start(fixture, &mutex, lease).await;
-    let tenure = leader.leads(patience(fixture)).await;
-    let heir = Runner::start(fixture, &mutex, lease).await;
-    heir.sees(&tenure).await;
-    (leader, tenure, heir)
+    let leader = RunningContender::start(fixture, &mutex, lease).await;
+    let tenure = leader.leads(lease_limit(fixture)).await;
+    let waiter = RunningContender::start(fixture, &mutex, lease).await;
+    waiter.sees(&tenure).await;
+    (leader, tenure, waiter)
 }
 
-/// Row 11: nothing passes in either direction, without an error, for the leader alone.
-pub async fn row_11_a_leader_in_a_black_hole_steps_down_in_time(fixture: &dyn Fixture) {
+/// Row 11: the leader's network is blocked in both directions, without an error.
+pub async fn row_11_a_leader_without_network_steps_down_in_time(fixture: &dyn Fixture) {
     for _ in 0..rounds() {
-        steps_down(fixture, |network| network.stall(), 1).await;
+        assert_steps_down(fixture, |network| network.stall(), 1).await;
     }
 }
 
-/// Row 12: requests arrive, replies do not. What the store renews, the leader does not count on.
-pub async fn row_12_a_leader_that_hears_no_reply_steps_down_in_time(fixture: &dyn Fixture) {
+/// Row 12: requests arrive, replies do not. The leader does not count on renewals without a reply.
+pub async fn row_12_a_leader_without_replies_steps_down_in_time(fixture: &dyn Fixture) {
     for _ in 0..rounds() {
         // The last renewal that arrived may have been sent just before the deadline.
-        steps_down(fixture, |network| network.stall_replies(), 2).await;
+        assert_steps_down(fixture, |network| network.stall_replies(), 2).await;
     }
 }
 
-/// Checks that the leader falls by its own deadline, and the heir leads after it and within that many leases.
-async fn steps_down(fixture: &dyn Fixture, fault: fn(&dyn Network), leases: u32) {
+/// Checks that the leader loses at its own deadline, and the waiter leads after it and within that many leases.
+async fn assert_steps_down(fixture: &dyn Fixture, fault: fn(&dyn Network), leases: u32) {
     let lease = lease(fixture);
-    let (leader, tenure, heir) = leader_and_heir(fixture, lease).await;
-    let struck = now();
+    let (leader, tenure, waiter) = leader_and_waiter(fixture, lease).await;
+    let failed_at = now();
     fault(leader.network());
-    let falls = async {
+    let losing = async {
         let loss = tenure.lost().await;
         (loss, now() - tenure.deadline())
     };
-    let rises = async { (heir.leads(patience(fixture)).await, now()) };
-    let ((loss, late), (next, at)) = tokio::join!(falls, rises);
+    let acquiring = async { (waiter.leads(lease_limit(fixture)).await, now()) };
+    let ((loss, late), (next, at)) = tokio::join!(losing, acquiring);
     let limit = lease.total() * leases + TAKE_OVER;
-    assert_eq!(loss, Loss::Deadline, "broken: who cannot renew loses at the deadline");
-    assert!(late <= STANDSTILL, "broken: a loss is told on time, not {late:?} late");
-    assert!(at >= tenure.deadline(), "broken: nobody leads before the deadline of the one before");
+    assert_eq!(loss, Loss::Deadline, "broken: a leader that cannot renew loses at the deadline");
+    assert!(late <= MAX_DELAY, "broken: a loss is notified on time, not {late:?} late");
+    assert!(at >= tenure.deadline(), "broken: no other leads before the deadline");
     assert!(next.token() > tenure.token(), "broken: tokens grow");
-    assert!(at - struck <= limit, "broken: the next one leads within {limit:?}, not after {:?}", at - struck);
+    assert!(
+        at - failed_at <= limit,
+        "broken: the next one leads within {limit:?}, not after {:?}",
+        at - failed_at
+    );
 }
 
-/// Row 13: the connection breaks once in every ttl.
-pub async fn row_13_a_cut_in_every_lease_costs_no_leader(fixture: &dyn Fixture) {
+/// Row 13: the connection is cut once in every ttl.
+pub async fn row_13_a_cut_in_every_lease_causes_no_loss(fixture: &dyn Fixture) {
     let lease = lease(fixture);
-    let (leader, tenure, heir) = leader_and_heir(fixture, lease).await;
+    let (leader, tenure, waiter) = leader_and_waiter(fixture, lease).await;
     for _ in 0..rounds() * 2 {
         leader.network().cut();
         sleep_until(now() + lease.ttl()).await;
-        still_leads(&tenure, &heir);
+        still_leads(&tenure, &waiter);
     }
 }
 
-/// Row 14: the store is away for half the transition, whenever that is. The next time comes once the leader has a whole
-/// lease again: some stores count from what they heard before the fault for a while.
-pub async fn row_14_a_store_away_for_half_the_transition_costs_no_leader(fixture: &dyn Fixture) {
-    let lease = lease(fixture);
-    let (leader, tenure, heir) = leader_and_heir(fixture, lease).await;
+/// Row 14: the store is unreachable for half the transition, at random times. The next outage comes once the leader has
+/// a whole lease again. That takes up to half a lease: some stores count from the last message before the fault until
+/// all their servers know of a later one, and a renewal meanwhile extends nothing.
+pub async fn row_14_an_outage_of_half_the_transition_causes_no_loss(fixture: &dyn Fixture) {
+    let lease = longer_lease(fixture, MAX_PAUSE);
+    let (leader, tenure, waiter) = leader_and_waiter(fixture, lease).await;
     let left = || tenure.deadline().saturating_since(now());
     let deadline = tenure.deadline();
     until("a leader renews", || tenure.deadline() > deadline).await;
@@ -181,51 +198,52 @@ pub async fn row_14_a_store_away_for_half_the_transition_costs_no_leader(fixture
         leader.network().stall();
         sleep_until(now() + lease.transition() / 2).await;
         leader.network().heal();
-        still_leads(&tenure, &heir);
+        still_leads(&tenure, &waiter);
+        sleep_until(now() + lease.total() / 2).await;
         until("a leader renews after the fault", || left() > whole || tenure.loss().is_some()).await;
-        still_leads(&tenure, &heir);
+        still_leads(&tenure, &waiter);
     }
 }
 
-fn still_leads(tenure: &Tenure, heir: &Runner) {
-    assert_eq!(tenure.loss(), None, "broken: a fault that is over in time costs no leader");
-    assert!(!heir.contention.is_owner(), "broken: nobody else leads");
+fn still_leads(tenure: &Tenure, waiter: &RunningContender) {
+    assert_eq!(tenure.loss(), None, "broken: a fault that ends in time causes no loss");
+    assert!(!waiter.contention.is_owner(), "broken: no other leads");
 }
 
 /// How many contend in row 15.
-const CROWD: usize = 5;
+const CONTENDERS: usize = 5;
 
-/// Row 15: every message takes 10 to 90 ms, and now and then a connection breaks. Nobody overlaps, and hardly
-/// anybody loses.
-pub async fn row_15_a_slow_network_that_breaks_keeps_its_leader(fixture: &dyn Fixture) {
+/// Row 15: every message takes 10 to 90 ms, and connections are cut at random. There is no overlap, and hardly any
+/// loss.
+pub async fn row_15_a_slow_network_with_cuts_keeps_its_leader(fixture: &dyn Fixture) {
     let (mutex, lease, history) = (name(), lease(fixture), History::new());
-    let mut crowd = Vec::new();
-    for at in 0..CROWD {
-        let runner = Runner::start(fixture, &mutex, lease).await;
+    let mut contenders = Vec::new();
+    for at in 0..CONTENDERS {
+        let contender = RunningContender::start(fixture, &mutex, lease).await;
         let ms = Duration::from_millis;
-        runner.network().delay(ms(10), ms(80));
-        tokio::spawn(write_down(Arc::clone(&runner.contention), format!("c{at}"), history.clone()));
-        crowd.push(runner);
+        contender.network().delay(ms(10), ms(80));
+        tokio::spawn(record(Arc::clone(&contender.contention), format!("c{at}"), history.clone()));
+        contenders.push(contender);
     }
     let (end, mut random) = (now() + Duration::from_secs(5) * rounds(), random());
     while now() < end {
         sleep_until(now() + Duration::from_millis(100)).await;
-        crowd.iter().filter(|_| random.f64() < 0.02).for_each(|runner| runner.network().cut());
+        contenders.iter().filter(|_| random.f64() < 0.02).for_each(|contender| contender.network().cut());
     }
     let mut broken = history.check();
     broken.retain(|violation| matches!(violation.rule, Rule::Exclusion | Rule::Tokens));
     assert!(broken.is_empty(), "broken: {broken:?}\n{}", history.timeline());
     let tenures = history.events().iter().filter(|event| matches!(event.what, What::Acquired { .. })).count();
-    // One change in half a minute is what so bad a network may cost.
+    // One change in 30 s is acceptable with so bad a network.
     let most = 2 + usize::try_from(rounds() / 6).unwrap();
     assert!(
         (1..=most).contains(&tenures),
-        "broken: a leader stays, but there were {tenures}\n{}",
+        "broken: the leader stays, but there were {tenures} tenures\n{}",
         history.timeline()
     );
 }
 
-async fn write_down(contention: Arc<Contention>, who: String, history: History) {
+async fn record(contention: Arc<Contention>, who: String, history: History) {
     while let Ok(tenure) = contention.acquired().await {
         history.record(since_zero(now()), &who, What::Acquired { token: tenure.token() });
         tenure.expiring().await;
@@ -240,41 +258,40 @@ fn since_zero(at: Moment) -> Duration {
     at - Moment::ZERO
 }
 
-/// Row 17: an acquisition is carried out and its reply is lost. Its contender finds that it has it, and stands
-/// in no queue.
+/// Row 17: an acquisition is executed and its reply is lost. Its contender adopts it, and is not queued.
 pub async fn row_17_an_acquisition_without_a_reply_is_adopted(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     release(one.lock(&name()).await).await;
     let lease = lease(fixture);
-    // One after the other, so often that pauses which grow with each of them would show.
+    // In sequence, often enough to detect delays that grow with each.
     for round in 0..rounds().max(8) {
         let mutex = name();
         let locker = one.locker(&mutex).with_lease(lease);
         if round % 2 == 1 {
-            // Where a store first makes what it never saw, the call that takes is the first one only from now on.
+            // On a store that first creates an unknown mutex, only a known mutex makes the acquisition the first call.
             release(two.lock(&mutex).await).await;
         }
         one.network.lose_next_reply();
         let sent = now();
-        let promise = "what was won without a reply is adopted";
-        let guard = kept(promise, within(patience(fixture), promise, locker.lock()).await);
+        let guarantee = "an acquisition without a reply is adopted";
+        let guard = kept(guarantee, within(lease_limit(fixture), guarantee, locker.lock()).await);
         let took = now() - sent;
-        assert!(took < lease.total(), "broken: adopted before its lease ended, not after {took:?}");
-        assert!(two.try_lock(&mutex).await.is_none(), "broken: what was adopted is held");
-        two.finds_no_waiter_of(&mutex).await;
+        assert!(took < lease.total(), "broken: it is adopted before its lease ends, not after {took:?}");
+        assert!(two.try_lock(&mutex).await.is_none(), "broken: an adopted mutex is held");
+        two.assert_no_waiters(&mutex).await;
         release(guard).await;
-        two.finds_nothing_of(&mutex).await;
+        two.assert_free(&mutex).await;
     }
 }
 
-/// How many contenders meet again in row 30, and on how many connections.
+/// How many contenders reconnect in row 30, and on how many connections.
 const RETURNING: usize = 200;
 const CONNECTIONS: usize = 10;
 
-/// Row 30: a store is down for ten seconds. When it is back, two hundred contenders do not storm it, and one of
-/// them leads soon.
-pub async fn row_30_a_store_that_comes_back_meets_no_storm(fixture: &dyn Fixture) {
-    // A lease as fleets have it: under one of a second, two hundred waiters ask that often by themselves.
+/// Row 30: a store is down for ten seconds. When it is back, two hundred contenders do not overload it, and one of them
+/// leads soon.
+pub async fn row_30_reconnecting_contenders_do_not_overload_the_store(fixture: &dyn Fixture) {
+    // A realistic lease: under one of a second, two hundred waiters would poll as often anyway.
     let lease = Lease::new(Duration::from_secs(3), Duration::from_secs(2)).unwrap();
     let mutex = name();
     let mut peers = Vec::new();
@@ -284,29 +301,35 @@ pub async fn row_30_a_store_that_comes_back_meets_no_storm(fixture: &dyn Fixture
     let contend = |at: usize| peers[at % CONNECTIONS].simba.contend(mutex.clone()).with_lease(lease);
     let contentions: Vec<_> = (0..RETURNING).map(contend).collect();
     contentions.iter().for_each(|contention| contention.start().unwrap());
-    until("somebody leads", || contentions.iter().any(Contention::is_owner)).await;
+    until("a contender leads", || contentions.iter().any(Contention::is_owner)).await;
     peers.iter().for_each(|peer| peer.network.refuse());
     sleep_until(now() + Duration::from_secs(10)).await;
-    assert!(!contentions.iter().any(Contention::is_owner), "broken: nobody leads a store that is down");
+    assert!(
+        !contentions.iter().any(Contention::is_owner),
+        "broken: no contender leads while the store is down"
+    );
     peers.iter().for_each(|peer| peer.network.heal());
     let leads = async {
         while !contentions.iter().any(Contention::is_owner) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let promise = "somebody leads within a lease of the return";
-    let ((), peak) = tokio::join!(within(lease.total() + TAKE_OVER, promise, leads), peak(&peers));
-    assert!(peak <= 2 * RETURNING, "broken: no storm at the return, not {peak} requests in a second");
+    let guarantee = "a contender leads within a lease after the reconnect";
+    let ((), peak) = tokio::join!(within(lease.total() + TAKE_OVER, guarantee, leads), peak(&peers));
+    assert!(peak <= 2 * RETURNING, "broken: no overload after the reconnect, but {peak} requests/s");
 }
 
-/// The most requests in one of the next seconds.
+/// Returns the most requests in one of the next seconds.
 async fn peak(peers: &[Peer]) -> usize {
     let requests = || peers.iter().map(|peer| peer.network.requests()).sum::<usize>();
     let mut peak = 0;
     for _ in 0..4 {
-        let before = requests();
+        let (before, began) = (requests(), now());
         tokio::time::sleep(Duration::from_secs(1)).await;
-        peak = peak.max(requests() - before);
+        let made = requests() - before;
+        // On a busy machine the sleep may take longer than a second.
+        let pause = (now() - began).max(Duration::from_secs(1));
+        peak = peak.max(made * 1_000 / pause.as_millis() as usize);
     }
     peak
 }

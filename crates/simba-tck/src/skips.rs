@@ -1,4 +1,4 @@
-//! Which cases were skipped, and why: a case that checks nothing must not pass for one that was kept.
+//! Which cases were skipped, and why: a case that checks nothing must not count as passed.
 
 use std::cell::Cell;
 use std::fs::OpenOptions;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::Case;
 
-/// The variable that names the file to which every skipped case adds a line. Test programs capture what tests print,
+/// The variable with the file to which every skipped case appends a line. Test programs capture what tests print,
 /// and run in parallel; lines in a file can be counted.
 const FILE: &str = "SIMBA_TCK_SKIPS";
 
@@ -16,8 +16,8 @@ tokio::task_local! {
     static REASON: Cell<Option<&'static str>>;
 }
 
-/// Runs a case; returns the reason if it skipped itself.
-pub(crate) async fn watch(case: impl Future<Output = ()>) -> Option<&'static str> {
+/// Runs a case. Returns the reason if it skipped itself.
+pub(crate) async fn observe(case: impl Future<Output = ()>) -> Option<&'static str> {
     let watched = async {
         case.await;
         REASON.with(Cell::take)
@@ -25,13 +25,13 @@ pub(crate) async fn watch(case: impl Future<Output = ()>) -> Option<&'static str
     REASON.scope(Cell::new(None), watched).await
 }
 
-/// Notes that the case under way checks nothing, since the store cannot do what it is about.
+/// Marks the running case as skipped, because the store cannot do what it checks.
 pub(crate) fn skip(reason: &'static str) {
-    // Outside a case there is nobody to tell.
+    // Does nothing outside a case.
     let _ = REASON.try_with(|cell| cell.set(Some(reason)));
 }
 
-/// Adds a line to the file that [`FILE`] names, if it names one.
+/// Appends a line to the file that [`FILE`] names, if it is set.
 ///
 /// # Panics
 ///
@@ -42,10 +42,10 @@ pub(crate) fn record(case: &Case, reason: &str) {
     let file = OpenOptions::new().create(true).append(true).open(&path);
     // One write, so that lines of other programs do not mix with it.
     let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
-    written.unwrap_or_else(|error| panic!("{FILE} is {path:?}, which cannot be written: {error}"));
+    written.unwrap_or_else(|error| panic!("cannot write to {path:?}, the value of {FILE}: {error}"));
 }
 
-/// Returns the name of this program, below that of its package if Cargo says which: most are called `tck`.
+/// Returns the name of this program, with the name of its package if Cargo provides it: most are called `tck`.
 fn program() -> String {
     let path = std::env::current_exe().unwrap_or_default();
     let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
@@ -70,15 +70,15 @@ mod tests {
 
     #[tokio::test]
     async fn reason_belongs_to_the_case_that_gives_it() {
-        assert_eq!(watch(async { skip("no reason") }).await, Some("no reason"));
-        let (one, other) = tokio::join!(watch(async { skip("one") }), watch(async {}));
+        assert_eq!(observe(async { skip("no reason") }).await, Some("no reason"));
+        let (one, other) = tokio::join!(observe(async { skip("one") }), observe(async {}));
         assert_eq!((one, other), (Some("one"), None));
         skip("outside a case");
-        assert_eq!(watch(async {}).await, None);
+        assert_eq!(observe(async {}).await, None);
     }
 
     #[test]
-    fn hash_of_cargo_is_cut_from_the_name() {
+    fn hash_of_cargo_is_removed_from_the_name() {
         for (path, name) in [
             ("/t/deps/tck-17226f40b04fbb2c", "tck"),
             ("/t/deps/with-dash-17226f40b04fbb2c", "with-dash"),

@@ -1,4 +1,4 @@
-//! From the list of cases to tests and to a registry. The list exists once.
+//! Expands the list of cases to tests and to a registry.
 
 use std::fmt;
 use std::future::Future;
@@ -10,29 +10,29 @@ use tokio::time::timeout;
 
 use crate::{Fixture, skips};
 
-/// The longest that a case may take; one that takes longer hangs.
-pub const CASE_LIMIT: Duration = Duration::from_secs(60);
+/// Time limit for a case.
+pub const CASE_LIMIT: Duration = Duration::from_secs(120);
 
-/// A case under way.
+/// A running case.
 pub type CaseFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// How a case came out that broke no promise.
+/// The result of a case that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The promise is kept.
+    /// The guarantee holds.
     Passed,
     /// Nothing was checked, for this reason: the [`Profile`](crate::Profile) says that the store cannot do it.
     Skipped(&'static str),
 }
 
-/// One promise and the code that checks it.
+/// One guarantee and the code that checks it.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Case {
-    /// What it is about: `renewal`.
+    /// The group of the case: `renewal`.
     pub group: &'static str,
-    /// The promise in short: `a_holder_outlives_its_lease`.
+    /// The guarantee in short: `a_holder_outlives_its_lease`.
     pub name: &'static str,
     run: for<'a> fn(&'a dyn Fixture) -> CaseFuture<'a>,
 }
@@ -48,13 +48,13 @@ impl Case {
         Self { group, name, run }
     }
 
-    /// Checks the promise on this store. Returns whether it is kept, or was not checked.
+    /// Checks the guarantee on this store. Returns whether it holds, or was not checked.
     ///
     /// # Panics
     ///
-    /// If it is broken, with a message that says which. Give it [`CASE_LIMIT`] at most.
+    /// If it is broken, with a message that names it. Limit the call to [`CASE_LIMIT`].
     pub async fn run(&self, fixture: &dyn Fixture) -> Outcome {
-        match skips::watch((self.run)(fixture)).await {
+        match skips::observe((self.run)(fixture)).await {
             None => Outcome::Passed,
             Some(reason) => {
                 skips::record(self, reason);
@@ -70,13 +70,13 @@ impl fmt::Debug for Case {
     }
 }
 
-/// All cases, for a program that runs them with progress. Tests use [`suite!`](crate::suite).
+/// Returns all cases, for a program that runs them with progress. Tests use [`suite!`](crate::suite).
 #[must_use]
 pub fn cases() -> &'static [Case] {
     crate::__cases!(registry)
 }
 
-/// A handful of cases that touch every kind of call.
+/// Some cases that use every kind of call.
 const SAMPLE: &[&str] = &[
     "a_wait_ends_with_the_release",
     "a_holder_outlives_its_lease",
@@ -89,14 +89,16 @@ const SAMPLE: &[&str] = &[
     "a_probe_answers",
 ];
 
-/// Runs a handful of cases that touch every kind of call: for another way to the same store, such as TLS or a user
-/// with few rights, where all of them would tell nothing new.
+/// Runs some cases that use every kind of call: for another connection to the same store, such as TLS or a user with
+/// fewer permissions, for which all cases would show nothing new.
 ///
 /// # Panics
 ///
-/// If a case does, or hangs.
+/// If a case panics, or hangs.
 pub async fn run_sample(fixture: &dyn Fixture) {
-    for case in cases().iter().filter(|case| SAMPLE.contains(&case.name)) {
+    let cases: Vec<_> = cases().iter().filter(|case| SAMPLE.contains(&case.name)).collect();
+    assert_eq!(cases.len(), SAMPLE.len(), "a case of the sample has another name");
+    for case in cases {
         let ended = tokio::time::timeout(CASE_LIMIT, case.run(fixture)).await;
         assert!(ended.is_ok(), "broken: {case:?} ends within {CASE_LIMIT:?}");
     }
@@ -106,21 +108,21 @@ pub async fn run_sample(fixture: &dyn Fixture) {
 ///
 /// # Panics
 ///
-/// If the case does, or hangs.
+/// If the case panics, or hangs.
 #[doc(hidden)]
 pub fn run<F: Fixture>(fixture: impl FnOnce() -> F, case: Case) {
     run_within(CASE_LIMIT, fixture, case);
 }
 
-/// As [`run`], with another limit.
+/// Runs one case like [`run`], with another limit.
 #[doc(hidden)]
 #[allow(clippy::print_stdout)]
 pub fn run_within<F: Fixture>(limit: Duration, fixture: impl FnOnce() -> F, case: Case) {
     crate::explain_failures();
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.unwrap_or_else(|error| panic!("the system gives no runtime: {error}"));
+    let runtime = runtime.unwrap_or_else(|error| panic!("cannot create a runtime: {error}"));
     let ended = runtime.block_on(async {
-        // Within the runtime: a fixture may start tasks.
+        // Within the runtime, because a fixture may spawn tasks.
         let fixture = fixture();
         timeout(limit, case.run(&fixture)).await
     });
@@ -128,15 +130,15 @@ pub fn run_within<F: Fixture>(limit: Duration, fixture: impl FnOnce() -> F, case
     match ended {
         Ok(Outcome::Passed) => {}
         Ok(Outcome::Skipped(reason)) => println!("skipped: {reason}"),
-        Err(_) => panic!("the case hangs: {case:?} is not through after {limit:?}"),
+        Err(_) => panic!("the case hangs: {case:?} has not ended after {limit:?}"),
     }
 }
 
-/// Makes one `#[test]` of every case of the kit, in a module per group.
+/// Expands to one `#[test]` per case, in a module per group.
 ///
-/// Takes an expression of a type that implements [`Fixture`]; each test evaluates it anew, within a tokio
-/// runtime of the kit's own. So `cargo test renewal` runs one group, a failure names its promise, and a new
-/// case reaches every backend by an upgrade. Two suites in one file go into modules of their own.
+/// Takes an expression of a type that implements [`Fixture`]; each test evaluates it again, within a tokio runtime of
+/// the suite. So `cargo test renewal` runs one group, a failure names its guarantee, and a new case reaches every
+/// backend by an upgrade. Two suites in one file need modules of their own.
 ///
 /// # Examples
 ///
@@ -162,11 +164,11 @@ mod tests {
     fn every_case_is_listed_once() {
         let names: HashSet<_> = cases().iter().map(|case| (case.group, case.name)).collect();
         assert_eq!(names.len(), cases().len());
-        assert!(cases().len() >= 90, "a case is missing from the list");
+        assert!(cases().len() >= 90, "the list is too short");
     }
 
     #[test]
-    fn every_case_of_the_sample_is_there_once() {
+    fn every_case_of_the_sample_exists_once() {
         let sampled = cases().iter().filter(|case| SAMPLE.contains(&case.name));
         assert_eq!(sampled.count(), SAMPLE.len());
     }

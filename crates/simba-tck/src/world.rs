@@ -1,4 +1,4 @@
-//! What every case needs: names, peers with a network each, and waiting with a bound.
+//! Helpers of all cases: names, peers with a network each, and waits with a limit.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -6,40 +6,44 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use simba_core::spi::{Answer, Backend, Claim, Holding, Intent, Ownership, Prior, Session};
 use simba_core::{
-    Answer, Backend, Claim, Clock, Contender, ContenderId, FencingToken, Guard, Holding, Intent, Lease,
-    Locker, Moment, MutexName, MutexState, Observer, Ownership, Prior, Result, Session, Simba, SystemClock,
-    Tenure, View,
+    Clock, Contender, ContenderId, FencingToken, Guard, Lease, Locker, Moment, MutexName, MutexState,
+    Observer, Result, Simba, SystemClock, Tenure, View,
 };
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
+use crate::skips::skip;
+use crate::suite::CASE_LIMIT;
 use crate::{Fixture, Network};
 
-/// How long anything may take that takes no time: far more than a noisy machine needs, and far less than the
-/// [`long`] lease, so that no lease that ends by itself can explain it.
-pub(crate) const SOON: Duration = Duration::from_secs(10);
-/// How long the machine may stand still without failing a case. Leases leave more time than this between a renewal
-/// and its deadline, and a signal of the engine may come this late.
-pub(crate) const STANDSTILL: Duration = Duration::from_secs(2);
-/// How often a state that gives no signal is looked at.
-const LOOK: Duration = Duration::from_millis(5);
+/// Time limit for operations that should end at once: far more than a busy machine needs, and less than the poll of the
+/// [`long`] lease, so that neither a poll nor the end of a lease can explain the result.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// How long the machine may be paused without failing a case. Leases leave more time than this between a renewal and
+/// its deadline.
+pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// How late a signal of the engine may come: the timer's thread and the task that it wakes may each be paused.
+pub(crate) const MAX_DELAY: Duration = Duration::from_secs(4);
+/// The poll interval for a state without a notification.
+const POLL: Duration = Duration::from_millis(5);
 
-/// A mutex name that no other case has.
+/// Returns a mutex name that no other case has.
 pub(crate) fn name() -> MutexName {
     let nonce: String = std::iter::repeat_with(fastrand::alphanumeric).take(12).collect();
-    MutexName::new(format!("tck-{}", nonce.to_lowercase())).expect("the name is plain")
+    MutexName::new(format!("tck-{}", nonce.to_lowercase())).expect("the name is valid")
 }
 
-/// A lease and a poll that outlast every wait of the kit: what is passed on under it was passed on on
-/// purpose.
+/// Returns a lease and a poll that are longer than every wait of the suite: under it, a hand-over is explained by a
+/// release only.
 pub(crate) fn long() -> Lease {
     let poll = Duration::from_secs(30);
     let lease = Lease::new(Duration::from_secs(30), Duration::from_secs(20));
-    lease.and_then(|lease| lease.with_poll(poll)).expect("the lease is in order")
+    lease.and_then(|lease| lease.with_poll(poll)).expect("the lease is valid")
 }
 
-/// This moment on the clock of every handle.
+/// Returns the current time on the clock of every handle.
 pub(crate) fn now() -> Moment {
     SystemClock.now()
 }
@@ -48,39 +52,39 @@ pub(crate) async fn sleep_until(at: Moment) {
     SystemClock.sleep_until(at).await;
 }
 
-/// How long a lease may take to run out and be noticed.
-pub(crate) fn patience(fixture: &dyn Fixture) -> Duration {
+/// Returns the time limit for the end of a lease and its detection.
+pub(crate) fn lease_limit(fixture: &dyn Fixture) -> Duration {
     fixture.lease().total() * 2 + SOON
 }
 
-/// Waits for what must come, and says which promise is broken if it does not.
-pub(crate) async fn soon<F: Future>(promise: &str, future: F) -> F::Output {
-    within(SOON, promise, future).await
+/// Waits for a result, and panics with the broken guarantee if it does not come in time.
+pub(crate) async fn soon<F: Future>(guarantee: &str, future: F) -> F::Output {
+    within(SOON, guarantee, future).await
 }
 
-pub(crate) async fn within<F: Future>(limit: Duration, promise: &str, future: F) -> F::Output {
+pub(crate) async fn within<F: Future>(limit: Duration, guarantee: &str, future: F) -> F::Output {
     match timeout(limit, future).await {
         Ok(output) => output,
-        Err(_) => panic!("broken: {promise} (not within {limit:?})"),
+        Err(_) => panic!("broken: {guarantee} (not within {limit:?})"),
     }
 }
 
-/// Waits for a state that gives no signal.
-pub(crate) async fn until(promise: &str, reached: impl Fn() -> bool + Send + Sync) {
-    let look = async {
+/// Waits for a state without a notification.
+pub(crate) async fn until(guarantee: &str, reached: impl Fn() -> bool + Send + Sync) {
+    let poll = async {
         while !reached() {
-            sleep(LOOK).await;
+            sleep(POLL).await;
         }
     };
-    soon(promise, look).await;
+    soon(guarantee, poll).await;
 }
 
-/// Unwraps what must be given.
-pub(crate) fn kept<T>(promise: &str, outcome: Result<T>) -> T {
-    outcome.unwrap_or_else(|error| panic!("broken: {promise}: {error}"))
+/// Unwraps a result that must be `Ok`.
+pub(crate) fn kept<T>(guarantee: &str, outcome: Result<T>) -> T {
+    outcome.unwrap_or_else(|error| panic!("broken: {guarantee}: {error}"))
 }
 
-/// One process at the store: its handle, and the network that can be broken.
+/// One process at the store: its handle, and its network with fault injection.
 pub(crate) struct Peer {
     pub(crate) simba: Simba,
     pub(crate) backend: Arc<dyn Backend>,
@@ -89,13 +93,14 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) async fn connect(fixture: &dyn Fixture) -> Self {
-        let connection = soon("the store can be connected to", fixture.connect()).await;
+        // The fixture may have to set up a server first.
+        let connection = within(CASE_LIMIT, "the store can be connected to", fixture.connect()).await;
         let backend = Arc::clone(&connection.backend);
-        let simba = Simba::builder(connection.backend).lease(fixture.lease()).build();
+        let simba = Simba::builder(connection.backend).with_lease(fixture.lease()).build();
         Self { simba, backend, network: connection.network }
     }
 
-    /// Two processes at one store.
+    /// Connects two processes to one store.
     pub(crate) async fn pair(fixture: &dyn Fixture) -> (Self, Self) {
         (Self::connect(fixture).await, Self::connect(fixture).await)
     }
@@ -104,58 +109,79 @@ impl Peer {
         self.simba.locker(mutex.clone())
     }
 
-    /// A locker whose lease outlasts the case.
+    /// Returns a locker whose lease is longer than the case.
     pub(crate) fn long_locker(&self, mutex: &MutexName) -> Locker {
         self.locker(mutex).with_lease(long())
     }
 
-    /// Takes a mutex that must be free or become so.
+    /// Acquires a mutex that must be free or become free.
     pub(crate) async fn lock(&self, mutex: &MutexName) -> Guard {
         lock(&self.locker(mutex)).await
     }
 
-    /// Tries to take a mutex, and gets an answer: an error is none.
+    /// Tries to acquire a mutex until there is an answer: an error is none. Uses the [`long`] lease, whose calls may
+    /// take longer than a [`MAX_PAUSE`]: an abandoned call may have acquired what the next one then finds held.
     pub(crate) async fn try_lock(&self, mutex: &MutexName) -> Option<Guard> {
-        try_lock(&self.locker(mutex)).await
+        try_lock(&self.long_locker(mutex)).await
     }
 
-    /// Opens a session of a contender that waits its turn, by the [`long`] lease.
-    pub(crate) async fn waiter(&self, mutex: &MutexName) -> Asking {
+    /// Opens a session of a contender that waits in the queue, with the [`long`] lease.
+    pub(crate) async fn waiter(&self, mutex: &MutexName) -> DirectSession {
         self.session(Claim::new(mutex.clone(), ContenderId::generate(), long())).await
     }
 
-    pub(crate) async fn session_for(&self, mutex: &MutexName, intent: Intent) -> Asking {
+    pub(crate) async fn session_for(&self, mutex: &MutexName, intent: Intent) -> DirectSession {
         let claim = Claim::new(mutex.clone(), ContenderId::generate(), long());
         self.session(claim.with_intent(intent)).await
     }
 
-    pub(crate) async fn session(&self, claim: Claim) -> Asking {
+    pub(crate) async fn session(&self, claim: Claim) -> DirectSession {
         let id = claim.contender.clone();
         let session =
             kept("a session can be opened", soon("a session opens", self.backend.open(claim)).await);
-        Asking { id, session }
+        DirectSession { id, session }
     }
 
-    /// The process is gone without a word: what it has at the store is left to the lease.
-    pub(crate) fn die(&self) {
+    /// Simulates a crash of the process: its entries in the store stay until the lease ends.
+    pub(crate) fn crash(&self) {
         self.network.stall();
     }
 
-    /// Checks that nothing is left of anybody: not held, nobody queued.
-    pub(crate) async fn finds_nothing_of(&self, mutex: &MutexName) {
-        let guard = soon("what was given up is free", self.locker(mutex).lock()).await;
-        kept("a free mutex can be released", kept("a free mutex can be locked", guard).release().await);
-        self.finds_no_waiter_of(mutex).await;
+    /// Lets a holder crash. Returns it, another process, and its guard; `None` skips the case on a store that does not
+    /// free the mutex of a dead holder.
+    pub(crate) async fn crashed_holder(fixture: &dyn Fixture) -> Option<(Self, Self, Guard)> {
+        if !fixture.profile().expires_without_client {
+            skip("the mutex of a dead holder is not freed");
+            return None;
+        }
+        let (dead, alive) = Self::pair(fixture).await;
+        let guard = dead.lock(&name()).await;
+        dead.crash();
+        Some((dead, alive, guard))
     }
 
-    pub(crate) async fn finds_no_waiter_of(&self, mutex: &MutexName) {
+    /// Acquires a mutex whose holder has crashed.
+    pub(crate) async fn succeed(&self, fixture: &dyn Fixture, mutex: &MutexName) -> Guard {
+        let locker = self.locker(mutex);
+        let next = within(lease_limit(fixture), "a dead holder is succeeded", locker.lock()).await;
+        kept("a dead holder is succeeded", next)
+    }
+
+    /// Checks that the mutex is free and has no waiters.
+    pub(crate) async fn assert_free(&self, mutex: &MutexName) {
+        let guard = soon("an abandoned mutex is free", self.locker(mutex).lock()).await;
+        kept("a free mutex can be released", kept("a free mutex can be locked", guard).release().await);
+        self.assert_no_waiters(mutex).await;
+    }
+
+    pub(crate) async fn assert_no_waiters(&self, mutex: &MutexName) {
         let Some(operate) = self.backend.operate() else { return };
         let empty = async {
             while kept("a mutex can be read", operate.read(mutex).await).waiters.unwrap_or(0) > 0 {
-                sleep(LOOK).await;
+                sleep(POLL).await;
             }
         };
-        soon("who gave up is not queued any more", empty).await;
+        soon("a waiter that gave up is not queued any more", empty).await;
     }
 
     pub(crate) async fn shutdown(self) {
@@ -172,7 +198,7 @@ pub(crate) async fn try_lock(locker: &Locker) -> Option<Guard> {
     let answered = async {
         loop {
             match locker.try_lock().await {
-                // A call may take too long on a noisy machine; that is no answer.
+                // A call may take too long on a busy machine; that is no answer.
                 Err(error) if error.is_transient() => {}
                 outcome => return kept("a try is answered", outcome),
             }
@@ -187,27 +213,27 @@ pub(crate) async fn release(guard: Guard) {
 }
 
 /// A session that is called directly, as the engine does.
-pub(crate) struct Asking {
+pub(crate) struct DirectSession {
     pub(crate) id: ContenderId,
     pub(crate) session: Box<dyn Session>,
 }
 
-impl Asking {
+impl DirectSession {
     pub(crate) async fn contend(&mut self, prior: Prior) -> Answer {
         kept("a call is answered", soon("a call is answered", self.session.contend(prior)).await)
     }
 
-    /// Takes the mutex, which must be free, and gives the token.
+    /// Acquires the mutex, which must be free, and returns the token.
     pub(crate) async fn take(&mut self) -> FencingToken {
         match self.contend(Prior::Nothing).await {
             Answer::Ours(ours) => self.token_of(&ours),
             other => {
-                panic!("broken: a free mutex is given to the first who asks, but the answer is {other:?}")
+                panic!("broken: the first call acquires a free mutex, but the answer is {other:?}")
             }
         }
     }
 
-    /// Asks for a mutex that must be somebody else's.
+    /// Contends for a mutex that another must hold.
     pub(crate) async fn queue(&mut self) -> Ownership {
         match self.contend(Prior::Nothing).await {
             Answer::Held(other) => other,
@@ -215,8 +241,8 @@ impl Asking {
         }
     }
 
-    /// Asks whenever a hint comes, and only then.
-    pub(crate) async fn take_by_hints(&mut self, promise: &str) -> FencingToken {
+    /// Contends whenever a hint comes, and only then.
+    pub(crate) async fn take_by_hints(&mut self, guarantee: &str) -> FencingToken {
         let hinted = async {
             loop {
                 if let Answer::Ours(ours) = self.session.contend(Prior::Nothing).await? {
@@ -225,17 +251,17 @@ impl Asking {
                 self.session.changed().await?;
             }
         };
-        let ours = kept(promise, soon(promise, hinted).await);
+        let ours = kept(guarantee, soon(guarantee, hinted).await);
         self.token_of(&ours)
     }
 
     /// Waits for a hint.
-    pub(crate) async fn hint(&mut self, promise: &str) {
-        kept(promise, soon(promise, self.session.changed()).await);
+    pub(crate) async fn hint(&mut self, guarantee: &str) {
+        kept(guarantee, soon(guarantee, self.session.changed()).await);
     }
 
     pub(crate) async fn inspect(&mut self) -> Option<Ownership> {
-        kept("a look is answered", soon("a look is answered", self.session.inspect()).await)
+        kept("an inspection is answered", soon("an inspection is answered", self.session.inspect()).await)
     }
 
     pub(crate) async fn release(&mut self, token: Option<FencingToken>) {
@@ -244,57 +270,56 @@ impl Asking {
     }
 
     pub(crate) fn token_of(&self, ours: &Ownership) -> FencingToken {
-        assert_eq!(ours.owner, self.id, "broken: an answer that says `ours` names us");
-        assert!(!ours.remaining.is_zero(), "broken: what is ours is ours for some time");
-        ours.token.expect("broken: what is ours has a token")
+        assert_eq!(ours.owner, self.id, "broken: an answer `ours` names the caller");
+        assert!(!ours.remaining.is_zero(), "broken: a hold has time left");
+        ours.token.expect("broken: a hold has a token")
     }
 }
 
-/// The token of an answer that must say `ours`.
-pub(crate) fn ours(promise: &str, answer: Answer) -> FencingToken {
+/// Returns the token of an answer that must be `ours`.
+pub(crate) fn ours(guarantee: &str, answer: Answer) -> FencingToken {
     match answer {
         Answer::Ours(Ownership { token: Some(token), .. }) => token,
-        other => panic!("broken: {promise}; the answer is {other:?}"),
+        other => panic!("broken: {guarantee}; the answer is {other:?}"),
     }
 }
 
-/// Waits until the observer shows what it must see.
+/// Waits until the observer shows the wanted view.
 pub(crate) async fn sees(
     observer: &mut Observer,
-    promise: &str,
+    guarantee: &str,
     wanted: impl Fn(&View) -> bool + Send + Sync,
 ) {
-    let seen = async { while !wanted(&kept(promise, observer.changed().await)) {} };
-    soon(promise, seen).await;
+    let seen = async { while !wanted(&kept(guarantee, observer.changed().await)) {} };
+    soon(guarantee, seen).await;
 }
 
-/// What a contender was told.
+/// A callback of a contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum Callback {
     Acquired(FencingToken),
     Released(FencingToken),
 }
 
-/// A contender that writes down what it is told.
-pub(crate) struct Recorder(mpsc::UnboundedSender<Told>);
+/// A contender that records its callbacks.
+pub(crate) struct Recorder(mpsc::UnboundedSender<Callback>);
 
-pub(crate) fn recorder() -> (Recorder, mpsc::UnboundedReceiver<Told>) {
-    let (sender, told) = mpsc::unbounded_channel();
-    (Recorder(sender), told)
+pub(crate) fn recorder() -> (Recorder, mpsc::UnboundedReceiver<Callback>) {
+    let (sender, callbacks) = mpsc::unbounded_channel();
+    (Recorder(sender), callbacks)
 }
 
 impl Contender for Recorder {
     async fn on_acquired(&mut self, tenure: &Tenure, _: &MutexState) {
-        self.0.send(Told::Acquired(tenure.token())).ok();
+        self.0.send(Callback::Acquired(tenure.token())).ok();
     }
 
     async fn on_released(&mut self, tenure: &Tenure, _: &MutexState) {
-        self.0.send(Told::Released(tenure.token())).ok();
+        self.0.send(Callback::Released(tenure.token())).ok();
     }
 }
 
-/// Polls `future` at most `polls` times, each when it asks for it, and then drops it. Its output if it was
-/// through.
+/// Polls `future` at most `polls` times, each when it is woken, and then drops it. Returns its output if it was ready.
 pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     let (mut future, mut left) = (pin!(future), polls);
     poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! The whole kit on the reference backend, through a network of switches.
+//! The whole suite on the reference backend, through a network of switches.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The backend: one session per length of lease, whatever the number of mutexes.
+//! The backend: one session per length of lease, for any number of mutexes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,19 +6,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use simba_core::{Backend, Claim, Clock, Lease, Operate, Result, Session, SystemClock};
+use simba_core::spi::{Backend, Claim, Operate, Session};
+use simba_core::{Clock, Lease, Result, SystemClock};
+use simba_net::queue::QueueSession;
+use tokio::runtime::Handle;
 
 use crate::NAME;
 use crate::client::{Client, Request};
 use crate::config::ZookeeperConfig;
+use crate::entry::Entry;
 use crate::error::{closed, failed, no_chroot};
-use crate::paths;
-use crate::session::ZookeeperSession;
+use crate::layout;
+use crate::session::ZookeeperQueue;
 
-/// How many lengths of lease are kept connected without a user.
-const MOST_IDLE: usize = 8;
+/// The number of sessions from which on idle ones are closed.
+const MAX_IDLE: usize = 8;
 
-/// Mutexes in a ZooKeeper ensemble.
+/// A backend that keeps mutexes in a ZooKeeper ensemble.
 ///
 /// # Examples
 ///
@@ -38,8 +42,10 @@ const MOST_IDLE: usize = 8;
 pub struct ZookeeperBackend {
     config: Arc<ZookeeperConfig>,
     clock: Arc<dyn Clock>,
-    /// By what they ask for in milliseconds; none once closed.
+    /// The sessions by their requested timeout in milliseconds; `None` once closed.
     clients: Mutex<Option<HashMap<u128, Arc<Client>>>>,
+    /// The runtime of the connect. A session is shared by contenders on any runtime, so it must not end with theirs.
+    runtime: Handle,
 }
 
 impl ZookeeperBackend {
@@ -50,31 +56,31 @@ impl ZookeeperBackend {
     /// [`ErrorKind::Unavailable`](simba_core::ErrorKind::Unavailable) if no server grants a session;
     /// [`ErrorKind::Denied`](simba_core::ErrorKind::Denied),
     /// [`ErrorKind::Config`](simba_core::ErrorKind::Config) or
-    /// [`ErrorKind::Protocol`](simba_core::ErrorKind::Protocol) for what a person has to mend.
+    /// [`ErrorKind::Protocol`](simba_core::ErrorKind::Protocol) if the setup has to be fixed first.
     pub async fn connect(config: ZookeeperConfig) -> Result<Self> {
         Self::connect_with_clock(config, Arc::new(SystemClock)).await
     }
 
-    /// The same on another clock.
+    /// Connects as [`connect`](Self::connect) does, with another clock.
     ///
     /// # Errors
     ///
     /// As [`connect`](Self::connect).
     pub async fn connect_with_clock(config: ZookeeperConfig, clock: Arc<dyn Clock>) -> Result<Self> {
-        let this = Self { config: Arc::new(config), clock, clients: Mutex::new(Some(HashMap::new())) };
+        let (config, clients) = (Arc::new(config), Mutex::new(Some(HashMap::new())));
+        let this = Self { config, clock, clients, runtime: Handle::current() };
         this.check().await.map_err(|error| error.with_backend(NAME))?;
         Ok(this)
     }
 
-    /// Checks that the store lets us in, by a session that ends at once. A server that requires a login grants a
-    /// session without one, and refuses the first request.
+    /// Checks the login and the chroot with a temporary session. A server that requires a login grants a session
+    /// without one, and refuses the first request.
     async fn check(&self) -> Result<()> {
-        let client =
-            Client::start(Arc::clone(&self.config), Lease::default().total(), Arc::clone(&self.clock));
+        let client = self.start(Lease::default().total());
         client.ready().await?;
         let chroot = self.config.chroot_or_root();
-        let there = client.call(Request::Exists { path: chroot.to_owned(), watch: false }).await;
-        there.map_err(|failure| match failure.is_no_node() {
+        let exists = client.call(Request::Exists { path: chroot.to_owned(), watch: false }).await;
+        exists.map_err(|failure| match failure.is_no_node() {
             true => no_chroot(chroot),
             false => failed("read the chroot", failure),
         })?;
@@ -82,9 +88,9 @@ impl ZookeeperBackend {
         Ok(())
     }
 
-    /// Returns the longest session that a server grants, by one that ends at once.
+    /// Returns the longest timeout that a server grants. Requests it with a temporary session.
     pub(crate) async fn longest_session(&self) -> Result<Duration> {
-        let client = Client::start(Arc::clone(&self.config), Duration::MAX, Arc::clone(&self.clock));
+        let client = self.start(Duration::MAX);
         client.ready().await?;
         let granted = client.timeout();
         client.close().await;
@@ -99,23 +105,26 @@ impl ZookeeperBackend {
         &*self.clock
     }
 
-    /// The session for leases of this length.
+    /// Returns the session for leases of this length.
     pub(crate) fn client(&self, timeout: Duration) -> Result<Arc<Client>> {
         let mut clients = self.clients();
         let clients = clients.as_mut().ok_or_else(closed)?;
         let wanted = timeout.as_millis();
-        if !clients.contains_key(&wanted) && clients.len() >= MOST_IDLE {
-            // Who drops the last of it ends the session.
+        if !clients.contains_key(&wanted) && clients.len() >= MAX_IDLE {
+            // Dropping the last reference ends the session.
             clients.retain(|_, client| Arc::strong_count(client) > 1);
         }
-        let start = || Arc::new(Client::start(Arc::clone(&self.config), timeout, Arc::clone(&self.clock)));
-        Ok(Arc::clone(clients.entry(wanted).or_insert_with(start)))
+        Ok(Arc::clone(clients.entry(wanted).or_insert_with(|| Arc::new(self.start(timeout)))))
     }
 
-    /// A session for what operators ask: any that is there.
+    fn start(&self, timeout: Duration) -> Client {
+        Client::start(Arc::clone(&self.config), timeout, Arc::clone(&self.clock), &self.runtime)
+    }
+
+    /// Returns any session, for calls of operators.
     pub(crate) fn any_client(&self) -> Result<Arc<Client>> {
-        let there = self.clients().as_ref().and_then(|clients| clients.values().next().map(Arc::clone));
-        there.map_or_else(|| self.client(Lease::default().total()), Ok)
+        let first = self.clients().as_ref().and_then(|clients| clients.values().next().map(Arc::clone));
+        first.map_or_else(|| self.client(Lease::default().total()), Ok)
     }
 
     fn clients(&self) -> MutexGuard<'_, Option<HashMap<u128, Arc<Client>>>> {
@@ -136,9 +145,10 @@ impl Backend for ZookeeperBackend {
     }
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        paths::check(&claim.mutex)?;
+        layout::check(&claim.mutex)?;
         let client = self.client(claim.lease.total())?;
-        Ok(Box::new(ZookeeperSession::new(client, claim)))
+        let queue = ZookeeperQueue::new(Entry::new(client, claim.mutex.clone()));
+        Ok(Box::new(QueueSession::new(queue, claim)))
     }
 
     fn operate(&self) -> Option<&dyn Operate> {

@@ -1,29 +1,30 @@
-//! Where the store is and how to log in.
+//! The settings: endpoints, chroot, login, TLS.
 
 use std::fmt;
 
-use simba_core::{ConnectUrl, Error, ErrorKind, Result};
-use simba_net::{Place, Tls};
+use simba_core::spi::ConnectUrl;
+use simba_core::{Error, ErrorKind, Result};
+use simba_net::{Endpoint, Tls};
 
 use crate::NAME;
 use crate::client::Access;
-use crate::paths::{Paths, is_node};
+use crate::layout::{Paths, is_node};
 
 /// The keys of a URL.
 const KEYS: &[&str] = &["acl", "auth", "tls", "tls-ca", "tls-cert", "tls-key", "tls-name"];
 
 const PORT: u16 = 2181;
-/// What servers with TLS listen on by custom.
+/// The usual port of servers with TLS.
 const TLS_PORT: u16 = 2281;
 
-/// How to reach a ZooKeeper.
+/// The settings of a [`ZookeeperBackend`](crate::ZookeeperBackend).
 ///
 /// `Debug` does not show the password.
 ///
 /// # Examples
 ///
 /// ```
-/// use simba_core::ConnectUrl;
+/// use simba_core::spi::ConnectUrl;
 /// use simba_zookeeper::ZookeeperConfig;
 ///
 /// let url: ConnectUrl = "zookeeper://simba:hunter2@zk1,zk2,zk3/teams/orders".parse()?;
@@ -34,15 +35,15 @@ const TLS_PORT: u16 = 2281;
 #[derive(Clone)]
 #[must_use]
 pub struct ZookeeperConfig {
-    pub(crate) places: Vec<Place>,
-    /// Empty, or with a slash at its beginning and none at its end.
+    pub(crate) endpoints: Vec<Endpoint>,
+    /// Empty, or a path with a leading slash and no trailing one.
     pub(crate) chroot: String,
     pub(crate) login: Option<Login>,
     pub(crate) tls: Option<Tls>,
     pub(crate) access: Access,
 }
 
-/// How credentials are shown.
+/// The authentication scheme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scheme {
     Digest,
@@ -57,26 +58,27 @@ pub(crate) struct Login {
 }
 
 impl ZookeeperConfig {
-    /// The servers of an ensemble, each as host and port, without credentials and TLS.
+    /// Creates settings for the servers of an ensemble, each as host and port, without credentials and TLS.
     pub fn new<H: Into<String>>(servers: impl IntoIterator<Item = (H, u16)>) -> Self {
-        let places = servers.into_iter().map(|(host, port)| Place { host: host.into(), port }).collect();
-        Self { places, chroot: String::new(), login: None, tls: None, access: Access::Open }
+        let endpoint = |(host, port): (H, u16)| Endpoint { host: host.into(), port };
+        let endpoints = servers.into_iter().map(endpoint).collect();
+        Self { endpoints, chroot: String::new(), login: None, tls: None, access: Access::Open }
     }
 
     /// Reads `zookeeper://[user:password@]host[:port],…[/chroot]`; `zookeepers://` for TLS.
     ///
     /// | key | means |
     /// |---|---|
-    /// | `auth` | `digest` (default) or `sasl`: how user and password are shown |
-    /// | `acl` | `open` (default, as JVM peers do) or `creator`: who may touch what we create |
-    /// | `tls` | `full`, `ca` or `nothing`: how much of the server's certificate is checked; turns TLS on |
+    /// | `auth` | `digest` (default) or `sasl`: the authentication scheme |
+    /// | `acl` | `open` (default, as JVM contenders do) or `creator`: the access list of new nodes |
+    /// | `tls` | `full`, `ca` or `nothing`: how the server's certificate is verified; turns TLS on |
     /// | `tls-ca` | PEM file of the authorities to trust; default: the well-known public ones |
-    /// | `tls-cert`, `tls-key` | PEM files of our own certificate and its key |
+    /// | `tls-cert`, `tls-key` | PEM files of the client's certificate and its key |
     /// | `tls-name` | the name in the server's certificate, if it is not the host's |
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] for an unknown key or a value that makes no sense.
+    /// [`ErrorKind::Invalid`] for an unknown key or an invalid value.
     pub fn from_url(url: &ConnectUrl) -> Result<Self> {
         Self::read(url).map_err(|error| error.with_backend(NAME))
     }
@@ -84,9 +86,9 @@ impl ZookeeperConfig {
     fn read(url: &ConnectUrl) -> Result<Self> {
         url.only_keys(KEYS)?;
         let tls = tls(url)?;
-        let usual = if tls.is_some() { TLS_PORT } else { PORT };
-        let places = Place::all(url, usual);
-        if places.is_empty() {
+        let port = if tls.is_some() { TLS_PORT } else { PORT };
+        let endpoints = Endpoint::all(url, port);
+        if endpoints.is_empty() {
             return Err(invalid("the URL names no server: write zookeeper://host1,host2,host3"));
         }
         let access = match url.query("acl") {
@@ -98,29 +100,29 @@ impl ZookeeperConfig {
         if access == Access::Creator && login.is_none() {
             return Err(invalid("`acl=creator` needs a user and a password in the URL"));
         }
-        Ok(Self { places, chroot: chroot(url.path())?, login, tls, access })
+        Ok(Self { endpoints, chroot: chroot(url.path())?, login, tls, access })
     }
 
-    /// Keeps everything under this path, which must exist.
+    /// Creates all nodes below this path, which must exist.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] if it is no path of a node.
+    /// [`ErrorKind::Invalid`] if it is not a valid path of a node.
     pub fn with_chroot(self, path: &str) -> Result<Self> {
         Ok(Self { chroot: chroot(path)?, ..self })
     }
 
-    /// Shows these credentials by ZooKeeper's own scheme `digest`.
+    /// Authenticates with ZooKeeper's own scheme `digest`.
     pub fn with_digest(self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.with_login(user.into(), password.into(), Scheme::Digest)
     }
 
-    /// Shows these credentials by SASL DIGEST-MD5.
+    /// Authenticates with SASL DIGEST-MD5.
     pub fn with_sasl(self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.with_login(user.into(), password.into(), Scheme::Sasl)
     }
 
-    /// Returns the path that everything is below.
+    /// Returns the chroot, or `/` without one.
     pub(crate) fn chroot_or_root(&self) -> &str {
         if self.chroot.is_empty() { "/" } else { &self.chroot }
     }
@@ -133,12 +135,12 @@ impl ZookeeperConfig {
         Self { login: Some(Login { user, password, scheme }), ..self }
     }
 
-    /// Speaks TLS.
+    /// Encrypts the connections with TLS.
     pub fn with_tls(self, tls: Tls) -> Self {
         Self { tls: Some(tls), ..self }
     }
 
-    /// Lets nobody without our credentials touch what we create. JVM peers need the same ones then.
+    /// Restricts new nodes to clients with the same credentials. JVM contenders need them as well.
     pub fn with_creator_acl(self) -> Self {
         Self { access: Access::Creator, ..self }
     }
@@ -148,7 +150,7 @@ impl fmt::Debug for ZookeeperConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let login = self.login.as_ref();
         f.debug_struct("ZookeeperConfig")
-            .field("places", &self.places)
+            .field("endpoints", &self.endpoints)
             .field("chroot", &self.chroot)
             .field("user", &login.map(|login| &login.user))
             .field("scheme", &login.map(|login| login.scheme))
@@ -163,7 +165,7 @@ fn chroot(path: &str) -> Result<String> {
     match path {
         "" => Ok(String::new()),
         _ if path.starts_with('/') && parts_are_names => Ok(path.to_owned()),
-        _ => Err(invalid("the path in the URL is no path of a node: write /teams/orders")),
+        _ => Err(invalid("the path in the URL is not a valid path of a node: write /teams/orders")),
     }
 }
 
@@ -182,7 +184,7 @@ fn login(url: &ConnectUrl) -> Result<Option<Login>> {
     }
 }
 
-/// Whether the URL asks for TLS, and how.
+/// Returns the TLS settings, or `None` if the URL does not ask for TLS.
 fn tls(url: &ConnectUrl) -> Result<Option<Tls>> {
     let always = match url.scheme() {
         "zookeeper" => false,
@@ -213,8 +215,8 @@ mod tests {
     #[test]
     fn a_url_names_servers_chroot_and_credentials() {
         let config = read("zookeeper://u:p@a,b:2182/teams/orders/?auth=sasl&acl=creator").unwrap();
-        let places: Vec<_> = config.places.iter().map(ToString::to_string).collect();
-        assert_eq!(places, ["a:2181", "b:2182"]);
+        let endpoints: Vec<_> = config.endpoints.iter().map(ToString::to_string).collect();
+        assert_eq!(endpoints, ["a:2181", "b:2182"]);
         assert_eq!(config.chroot, "/teams/orders");
         assert_eq!(config.access, Access::Creator);
         let login = config.login.unwrap();
@@ -227,15 +229,15 @@ mod tests {
         let verify = |url| read(url).unwrap().tls.map(|tls| tls.verify());
         assert_eq!(verify("zookeepers://a"), Some(Verify::Full));
         assert_eq!(verify("zookeeper://a?tls=ca"), Some(Verify::Ca));
-        assert_eq!(read("zookeepers://a").unwrap().places[0].port, 2281);
+        assert_eq!(read("zookeepers://a").unwrap().endpoints[0].port, 2281);
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_the_cure() {
+    fn an_invalid_url_is_rejected_with_the_fix() {
         assert!(refusal("zookeeper:///x").contains("no server"));
         assert!(refusal("zookeeper://a?timeout=1s").contains("acl, auth, tls"));
-        assert!(refusal("zookeeper://a/x//y").contains("no path"));
-        assert!(refusal("zookeeper://a/x/../y").contains("no path"));
+        assert!(refusal("zookeeper://a/x//y").contains("not a valid path"));
+        assert!(refusal("zookeeper://a/x/../y").contains("not a valid path"));
         assert!(refusal("zookeeper://u@a").contains("user:password"));
         assert!(refusal("zookeeper://a?auth=sasl").contains("user:password"));
         assert!(refusal("zookeeper://a?acl=creator").contains("needs a user"));

@@ -1,10 +1,10 @@
-//! From what the server says to what a caller can do about it.
+//! Converts failures of requests to errors.
 
 use simba_core::{Error, ErrorKind};
 
 use crate::client::{Code, Failure};
 
-/// The error of a request that was made to do this: `delete a node`.
+/// Returns the error of a failed request. `doing` is its purpose, such as `delete a node`.
 pub(crate) fn failed(doing: &str, failure: Failure) -> Error {
     match failure {
         Failure::Refused(code) => refused(doing, code),
@@ -59,16 +59,11 @@ pub(crate) fn no_chroot(chroot: &str) -> Error {
     Error::new(ErrorKind::Config, message)
 }
 
-/// The queue changed faster than it could be looked at.
-pub(crate) fn restless() -> Error {
-    Error::new(ErrorKind::Unavailable, "the queue of the mutex does not come to rest")
+pub(crate) fn unexpected_reply() -> Error {
+    Error::new(ErrorKind::Protocol, "the server answered a request with a reply of another kind")
 }
 
-pub(crate) fn stranger() -> Error {
-    Error::new(ErrorKind::Protocol, "the server answered a request by something else")
-}
-
-/// The system has no random numbers to name a node by.
-pub(crate) fn no_chance() -> Error {
-    Error::new(ErrorKind::Unavailable, "the system gives no random numbers")
+/// Returns the error for a system without random numbers, which the name of a node needs.
+pub(crate) fn no_randomness() -> Error {
+    Error::new(ErrorKind::Unavailable, "the system provides no random numbers")
 }

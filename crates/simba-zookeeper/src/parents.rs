@@ -1,4 +1,4 @@
-//! The nodes above a contender's: containers, which the server sweeps once they are empty.
+//! The nodes above a contender's node: containers, which the server deletes once they are empty.
 
 use simba_core::Result;
 
@@ -7,12 +7,12 @@ use crate::error::{failed, no_chroot};
 
 const DOING: &str = "create the node of the mutex";
 
-/// Makes the node of a mutex and the one above it. Whoever comes first makes them.
+/// Creates the node of a mutex and the node above it, unless they exist.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Config`](simba_core::ErrorKind::Config) if the chroot is not there.
-pub(crate) async fn make(client: &Client, path: &str) -> Result<()> {
+/// [`ErrorKind::Config`](simba_core::ErrorKind::Config) if the chroot does not exist.
+pub(crate) async fn create(client: &Client, path: &str) -> Result<()> {
     let (chroot, access) = (&*client.config().chroot, client.config().access);
     match container(client, path, access).await {
         Err(failure) if failure.is_no_node() => {}
@@ -23,17 +23,17 @@ pub(crate) async fn make(client: &Client, path: &str) -> Result<()> {
         outcome => outcome.map_err(|failure| failed(DOING, failure))?,
     }
     match container(client, path, access).await {
-        // Swept in between; the caller comes again.
+        // The server has deleted the parent in between; the caller tries again.
         Err(failure) if failure.is_no_node() => Ok(()),
         outcome => outcome.map_err(|failure| failed(DOING, failure)),
     }
 }
 
 async fn container(client: &Client, path: &str, access: Access) -> Result<(), Failure> {
-    let create = |mode| Request::Create { path: path.to_owned(), data: Vec::new(), mode, access };
-    let mut outcome = client.call(create(Mode::Container)).await;
+    let request = |mode| Request::Create { path: path.to_owned(), data: Vec::new(), mode, access };
+    let mut outcome = client.call(request(Mode::Container)).await;
     if let Err(Failure::Refused(Code::Unimplemented)) = outcome {
-        outcome = client.call(create(Mode::Persistent)).await;
+        outcome = client.call(request(Mode::Persistent)).await;
     }
     match outcome {
         Ok(_) | Err(Failure::Refused(Code::NodeExists)) => Ok(()),

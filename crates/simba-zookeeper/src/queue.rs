@@ -1,14 +1,15 @@
-//! What the queue of a mutex looks like from outside.
+//! Reads the queue of a mutex.
 
 use simba_core::{ContenderId, FencingToken, Result};
+use simba_net::queue::Holder;
 use tokio::sync::oneshot;
 
-use crate::client::{Client, Names, Outcome, Reply, Request, Stat, Topic, heard};
-use crate::error::{failed, stranger};
+use crate::client::{Client, Names, Outcome, Reply, Request, Stat, recv};
+use crate::error::{failed, unexpected_reply};
 
 const DOING: &str = "read the queue of the mutex";
 
-/// Whoever stands first.
+/// A node of the queue, usually the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) name: String,
@@ -16,60 +17,76 @@ pub(crate) struct Head {
     pub(crate) token: FencingToken,
 }
 
-/// The names of all who stand in the queue; nothing if the mutex has no node.
+impl From<Head> for Holder {
+    fn from(head: Head) -> Self {
+        Self { owner: head.owner, token: head.token }
+    }
+}
+
+/// Returns the names of all nodes in the queue, or `None` if the mutex has no node.
 pub(crate) async fn names(client: &Client, path: &str) -> Result<Option<Names>> {
-    // A server may lag behind what another client was told already.
-    let mut synced = client.send(Request::Sync { path: path.to_owned() }, None);
-    let mut listed = client.send(Request::Children { path: path.to_owned(), watch: false }, None);
-    match (heard(&mut synced).await, heard(&mut listed).await) {
+    // The server may lag behind a state that another client has already seen.
+    let mut synced = client.send(Request::Sync { path: path.to_owned() });
+    let mut listed = send_list(client, path);
+    match (recv(&mut synced).await, recv(&mut listed).await) {
         (Ok(_), listed) => children(listed),
         (Err(failure), _) if failure.is_no_node() => Ok(None),
         (Err(failure), _) => Err(failed(DOING, failure)),
     }
 }
 
-/// A list of children out of the answer to one.
+/// Sends a request for the names of all nodes in the queue.
+pub(crate) fn send_list(client: &Client, path: &str) -> oneshot::Receiver<Outcome> {
+    client.send(Request::Children { path: path.to_owned(), watch: false })
+}
+
+/// Returns the names out of the answer to a `Children` request, or `None` if the mutex has no node.
 pub(crate) fn children(outcome: Outcome) -> Result<Option<Names>> {
     match outcome {
         Ok(Reply::Children(names)) => Ok(Some(names)),
-        Ok(_) => Err(stranger()),
+        Ok(_) => Err(unexpected_reply()),
         Err(failure) if failure.is_no_node() => Ok(None),
         Err(failure) => Err(failed(DOING, failure)),
     }
 }
 
-/// Asks who stands there, and leaves a watch if there is somebody to hint.
-pub(crate) fn ask(
-    client: &Client,
-    path: &str,
-    name: &str,
-    topic: Option<Topic>,
-) -> oneshot::Receiver<Outcome> {
-    client.send(Request::Data { path: format!("{path}/{name}"), watch: topic.is_some() }, topic)
+/// Sends a request to read a node, and to watch it.
+pub(crate) fn send_read(client: &Client, path: &str, name: &str, watch: bool) -> oneshot::Receiver<Outcome> {
+    client.send(Request::Data { path: format!("{path}/{name}"), watch })
 }
 
-/// Who stands there, by the answer; nothing if nobody does any more.
-pub(crate) fn told(name: &str, outcome: Outcome) -> Result<Option<Head>> {
+/// Returns the node out of the answer to [`send_read`], or `None` if it does not exist any more.
+pub(crate) fn parse(name: &str, outcome: Outcome) -> Result<Option<Head>> {
     match outcome {
-        Ok(Reply::Data { data, stat }) => Ok(Some(of(name, &data, stat))),
-        Ok(_) => Err(stranger()),
+        Ok(Reply::Data { data, stat }) => Ok(Some(head_of(name, &data, stat))),
+        Ok(_) => Err(unexpected_reply()),
         Err(failure) if failure.is_no_node() => Ok(None),
         Err(failure) => Err(failed(DOING, failure)),
     }
 }
 
-/// Who stands there; nothing if nobody does any more.
-pub(crate) async fn head(
-    client: &Client,
-    path: &str,
-    name: &str,
-    topic: Option<Topic>,
-) -> Result<Option<Head>> {
-    told(name, heard(&mut ask(client, path, name, topic)).await)
+/// Reads a node. Returns `None` if it does not exist any more.
+pub(crate) async fn read(client: &Client, path: &str, name: &str) -> Result<Option<Head>> {
+    parse(name, recv(&mut send_read(client, path, name, false)).await)
 }
 
-/// A node that names no contender goes by its own name: it keeps others out all the same.
-fn of(name: &str, data: &[u8], stat: Stat) -> Head {
+/// Watches for the first node of an empty queue. Returns false if there is a node already.
+pub(crate) async fn watch_empty(client: &Client, path: &str) -> Result<bool> {
+    let path = path.to_owned();
+    match client.call(Request::Children { path: path.clone(), watch: true }).await {
+        Ok(Reply::Children(names)) => return Ok(names.is_empty()),
+        Ok(_) => return Err(unexpected_reply()),
+        Err(failure) if failure.is_no_node() => {}
+        Err(failure) => return Err(failed(DOING, failure)),
+    }
+    match client.call(Request::Exists { path, watch: true }).await {
+        Err(failure) if failure.is_no_node() => Ok(true),
+        outcome => outcome.map(|_| false).map_err(|failure| failed(DOING, failure)),
+    }
+}
+
+/// Converts a node. A node without the id of a contender holds the mutex as well; its name is used as the owner.
+fn head_of(name: &str, data: &[u8], stat: Stat) -> Head {
     let id = std::str::from_utf8(data).ok().and_then(|id| ContenderId::foreign(id).ok());
     let owner = id.or_else(|| ContenderId::foreign(name).ok()).unwrap_or_else(ContenderId::generate);
     Head { name: name.to_owned(), owner, token: FencingToken::new(stat.czxid.unsigned_abs()) }

@@ -1,456 +1,341 @@
-//! One contender or observer at the store.
+//! One contender's node in the queue of a mutex. [`QueueSession`](simba_net::queue::QueueSession) decides what is done
+//! with it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use async_trait::async_trait;
-use simba_core::{
-    Answer, Claim, ContenderId, FencingToken, Holding, Intent, Moment, Ownership, Prior, Result, Session,
-};
-use tokio::sync::oneshot;
+use simba_core::spi::Subscription;
+use simba_core::{ContenderId, FencingToken, Moment, Result};
+use simba_net::queue::{Holder, Position, Proof, Queue, unstable_queue};
 
-use crate::client::{Client, Ear, Failure, Names, Proof, Reply, Request, Ring, Topic, Urgency, heard};
-use crate::error::{failed, restless, stranger};
-use crate::latch::{self, Standing};
-use crate::node::{Node, Seat};
+use crate::client::{Checked, Client, Names, Request, checked, recv};
+use crate::entry::{Entry, Node};
+use crate::error::failed;
+use crate::latch;
 use crate::parents;
 use crate::queue::{self, Head};
 
-/// How often a queue that changes under the look is looked at again.
-const LOOKS: usize = 8;
+/// The number of attempts to read a queue that changes meanwhile.
+const MAX_READS: usize = 8;
 
-/// A process may hold thousands of mutexes: what only those who wait need is boxed.
-pub(crate) struct ZookeeperSession {
-    seat: Seat,
-    contender: ContenderId,
-    intent: Intent,
-    /// Our node is the first: it stays so for as long as it is there.
-    leads: bool,
-    /// Another session under our id holds the mutex: we take no place behind it.
-    twin: bool,
-    /// A hint came: it may be our turn.
-    hinted: bool,
-    /// The first hint was given.
-    told: bool,
-    /// Our node may be gone.
-    suspect: bool,
-    /// Our node is watched: we hear when it goes.
-    guarded: bool,
-    /// Until when the mutex is ours, by the last answer that said so.
+/// The queue of one mutex. A process may hold thousands of mutexes, so the state that only waiters need is boxed.
+pub(crate) struct ZookeeperQueue {
+    entry: Entry,
+    /// The end of the last proof.
     until: Moment,
-    /// How often the session had been granted for a shorter time by then.
-    cuts: u32,
-    ear: Ear,
-    /// Whom the last look found first; a node never changes its mind about its contender.
-    head: Option<Box<Head>>,
-    watched: Option<Box<Watched>>,
+    /// The number of shorter grants of the session at that time.
+    shortenings: u32,
+    /// The own node may be deleted.
+    is_in_doubt: bool,
+    /// Notified when the own node is deleted.
+    own_watch: Option<Subscription<u64>>,
+    waiting: Option<Box<Waiting>>,
 }
 
-/// What is watched for our turn.
-struct Watched {
-    name: String,
-    /// The connection that the watch ends with.
-    on: u64,
+/// The state of a session that waits for its turn, or for another owner.
+#[derive(Default)]
+struct Waiting {
+    /// The first node at the last read. The contender of a node never changes.
+    head: Option<Head>,
+    watch: Option<Watch>,
+    /// The watch was notified since the queue was read.
+    is_hinted: bool,
+    /// Makes the client prove its session before the turn comes. `None` for sessions that do not queue.
+    _counted: Option<Arc<()>>,
 }
 
-impl Watched {
-    fn new(name: &str, on: u64) -> Box<Self> {
-        Box::new(Self { name: name.to_owned(), on })
+impl Waiting {
+    /// Returns whether this node is watched on the current connection. Watches end with their connection.
+    fn watches(&self, name: &str, client: &Client) -> bool {
+        let connection = client.connection();
+        self.watch.as_ref().is_some_and(|watch| watch.name == name && watch.connection == connection)
     }
 }
 
-impl ZookeeperSession {
-    pub(crate) fn new(client: Arc<Client>, claim: Claim) -> Self {
-        let ear = client.ear();
-        Self {
-            seat: Seat::new(client, claim.mutex),
-            contender: claim.contender,
-            intent: claim.intent,
-            leads: false,
-            twin: false,
-            hinted: false,
-            told: false,
-            suspect: false,
-            guarded: false,
-            until: Moment::ZERO,
-            cuts: 0,
-            ear,
-            head: None,
-            watched: None,
-        }
+/// The watch that reports the turn, or the change of the owner.
+struct Watch {
+    /// The name of the watched node; empty for the node of the mutex.
+    name: String,
+    connection: u64,
+    subscription: Subscription<u64>,
+}
+
+impl Watch {
+    /// Subscribes to the events of a node. The request that sets the watch has to follow.
+    fn new(client: &Client, path: &str, name: String) -> Self {
+        Self { name, connection: client.connection(), subscription: client.subscribe(path) }
+    }
+}
+
+/// The node directly before the own one, and the first. They may be the same.
+pub(crate) struct Ahead {
+    first: String,
+    next: String,
+}
+
+impl ZookeeperQueue {
+    pub(crate) const fn new(entry: Entry) -> Self {
+        let (until, waiting) = (Moment::ZERO, None);
+        Self { entry, until, shortenings: 0, is_in_doubt: false, own_watch: None, waiting }
     }
 
     const fn client(&self) -> &Arc<Client> {
-        self.seat.client()
+        self.entry.client()
     }
 
-    /// Records that the mutex is ours until then; what is left counts from the beginning of this call.
-    fn ours(&mut self, node: Node, began: Moment, until: Moment) -> Answer {
-        self.guarded &= self.leads;
-        (self.leads, self.hinted) = (true, false);
-        (self.watched, self.head) = (None, None);
-        self.until = until;
-        self.ear.forget(Ring::Turn);
-        let remaining = until.saturating_since(began).min(self.client().lease());
-        Answer::Ours(Ownership::new(self.contender.clone(), Some(node.token), remaining))
+    /// Clears the entry, whose node does not exist any more.
+    fn clear(&mut self) {
+        self.entry.clear();
+        (self.own_watch, self.is_in_doubt) = (None, false);
     }
 
-    /// Nobody knows how much of its lease another's session has left: at most all of it.
-    fn seen(&self, owner: ContenderId, token: FencingToken) -> Ownership {
-        Ownership::new(owner, Some(token), self.client().lease())
+    /// Returns whether a reconnect has granted a shorter session since the last proof.
+    fn is_shortened(&self) -> bool {
+        self.client().shortenings() != self.shortenings
     }
 
-    fn held(&self, head: &Head) -> Answer {
-        Answer::Held(self.seen(head.owner.clone(), head.token))
-    }
-
-    // ===== contending =====
-
-    async fn ask(&mut self, prior: Prior) -> Result<Answer> {
-        let began = self.client().now();
-        for _ in 0..LOOKS {
-            if !self.seat.settle().await? {
-                parents::make(self.client(), &self.seat.parent()).await?;
-            }
-            if !self.leads {
-                self.cuts = self.client().cuts();
-            }
-            let answer = match self.seat.node() {
-                Some(node) if prior == Prior::Lapsed(node.token) => {
-                    self.give_up().await?;
-                    None
-                }
-                Some(node) if self.leads => self.renew(node, prior).await?,
-                Some(node) => self.look(node, prior, began).await?,
-                None => {
-                    self.leads = false;
-                    self.join(prior, began).await?
-                }
-            };
-            if let Some(answer) = answer {
-                return Ok(answer);
-            }
-        }
-        Err(restless())
-    }
-
-    /// Deletes the node of a tenure that was lost here: the next tenure needs a greater token, hence a new node.
-    async fn give_up(&mut self) -> Result<()> {
-        self.seat.delete().await?;
-        (self.leads, self.hinted, self.watched) = (false, false, None);
-        Ok(())
-    }
-
-    /// Shows by a quorum that our node is there and its session alive. Nothing if it is not.
-    async fn renew(&mut self, node: Node, prior: Prior) -> Result<Option<Answer>> {
-        let began = self.client().now();
-        let urgency = if prior == Prior::Held { Urgency::Renewal } else { Urgency::Turn };
-        if prior != Prior::Held {
-            // Before the check: a cut from before it does not shorten what the check proves.
-            self.cuts = self.client().cuts();
-        }
-        let mut checked = self.check(node, urgency);
-        // After the check was handed over: a cut that is not seen here fails the check.
-        if prior == Prior::Held && self.is_cut() {
-            self.cuts = self.client().cuts();
-            return Ok(Some(self.ours(node, began, self.until.min(self.client().cut_at()))));
-        }
-        let until = self.confirmed(node, heard(&mut checked).await)?;
-        Ok(until.map(|until| self.ours(node, began, until)))
-    }
-
-    /// Whether the session was granted for a shorter time since the mutex was ours.
-    fn is_cut(&self) -> bool {
-        self.client().cuts() != self.cuts
-    }
-
-    fn check(&self, node: Node, urgency: Urgency) -> oneshot::Receiver<Result<Proof, Failure>> {
-        self.client().check(self.seat.path(node.name), urgency)
-    }
-
-    /// Until when the session of the node lasts, by a check that found the node; nothing if it is gone.
-    fn confirmed(&mut self, node: Node, checked: Result<Proof, Failure>) -> Result<Option<Moment>> {
-        match checked {
-            Ok(proof) if proof.session == node.session => return Ok(Some(proof.until)),
-            Err(failure) if !failure.is_no_node() => return Err(failed("renew", failure)),
-            _ => {}
-        }
-        self.leads = false;
-        self.seat.gone();
-        Ok(None)
-    }
-
-    /// Takes a place in the queue, and the mutex if it is the first.
-    async fn join(&mut self, prior: Prior, began: Moment) -> Result<Option<Answer>> {
-        if (self.intent != Intent::Queue || self.twin)
-            && let Some(head) = self.first().await?
-        {
-            self.twin &= head.owner == self.contender;
-            if self.intent != Intent::Queue || self.twin {
-                return Ok(Some(self.held(&head)));
-            }
-        }
-        self.twin = false;
-        let mut listed = self.seat.create(self.contender.as_str())?;
-        if !self.seat.settle().await? {
-            parents::make(self.client(), &self.seat.parent()).await?;
-            return Ok(None);
-        }
-        let Some(node) = self.seat.node() else { return Ok(None) };
-        let Some(names) = queue::children(heard(&mut listed).await)? else { return Ok(None) };
-        // The creation was a quorum call, made within this one.
-        let until = began + self.client().left(node.session, began);
-        self.placed(node, &names, Some(until), prior, began).await
-    }
-
-    /// Looks how far our node has come.
-    ///
-    /// Who is first stays first for as long as its session lives: a look at any server shows it, however late it is.
-    /// That the session lives, a quorum has to show. If one has shown it lately, what that gave is given here,
-    /// counted from then; if not, it is asked along with the look, at least where it is likely our turn.
-    async fn look(&mut self, node: Node, prior: Prior, began: Moment) -> Result<Option<Answer>> {
-        let likely = self.hinted;
-        let left = self.client().left(node.session, began);
-        let proven = left >= self.client().lease() / 2;
-        let list = Request::Children { path: self.seat.parent(), watch: false };
-        let mut listed = self.client().send(list, None);
-        let mut checked = (likely && !proven).then(|| self.check(node, Urgency::Turn));
-        let Some(names) = queue::children(heard(&mut listed).await)? else {
-            self.seat.gone();
-            return Ok(None);
+    /// Returns the end of the proof that a check gives, or `None` if the node does not exist any more.
+    fn confirmed(&mut self, node: Node, checked: Checked) -> Result<Option<Moment>> {
+        let until = match checked {
+            // A check by another session does not prove that of the node.
+            Ok(()) => self.client().proven_until(node.session),
+            Err(failure) if failure.is_no_node() => None,
+            Err(failure) => return Err(failed("renew", failure)),
         };
-        let mut until = proven.then_some(began + left);
-        if let Some(checked) = &mut checked {
-            until = self.confirmed(node, heard(checked).await)?;
-            if until.is_none() {
-                return Ok(None);
-            }
+        if until.is_none() {
+            self.clear();
         }
-        self.placed(node, &names, until, prior, began).await
+        Ok(until)
     }
 
-    /// What follows from our place in the queue; `proven` is until when our session lasts, if that is known.
-    async fn placed(
-        &mut self,
-        node: Node,
-        names: &Names,
-        proven: Option<Moment>,
-        prior: Prior,
-        began: Moment,
-    ) -> Result<Option<Answer>> {
-        match (latch::standing(names, &node.name.to_string()), proven) {
-            (Standing::Missing, _) => {
-                self.seat.gone();
-                Ok(None)
-            }
-            (Standing::First, Some(until)) => Ok(Some(self.ours(node, began, until))),
-            (Standing::First, None) => self.renew(node, Prior::Nothing).await,
-            (Standing::Behind { first, next }, _) => self.behind(first, next, prior).await,
+    async fn create_parents(&self) -> Result<Position<Ahead>> {
+        parents::create(self.client(), &self.entry.parent()).await?;
+        Ok(Position::Missing)
+    }
+
+    async fn join(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
+        if !queues && let Some(head) = self.read_head().await? {
+            return Ok(Position::Taken(head));
         }
-    }
-
-    /// It is somebody else's: finds out whose, and keeps or gives up our place.
-    async fn behind(&mut self, first: &str, next: &str, prior: Prior) -> Result<Option<Answer>> {
-        self.hinted = false;
-        if self.intent != Intent::Queue {
-            return self.withdraw(first).await;
+        self.clear();
+        let mut listed = self.entry.create(contender.as_str())?;
+        if !self.entry.resolve().await? {
+            return self.create_parents().await;
         }
-        let Some(head) = self.watch_and_know(first, next).await? else { return Ok(None) };
-        if head.owner == self.contender && prior == Prior::Nothing {
-            self.twin = true;
-            return self.withdraw(first).await;
-        }
-        Ok(Some(self.held(&head)))
+        let Some(node) = self.entry.node() else { return Ok(Position::Missing) };
+        let Some(names) = queue::children(recv(&mut listed).await)? else { return Ok(Position::Missing) };
+        // The creation was a quorum call: it is the last proof.
+        let until = self.client().proven_until(node.session).unwrap_or(Moment::ZERO);
+        Ok(self.position(node, &names, until))
     }
 
-    /// Gives the place up, since it is not the first.
-    async fn withdraw(&mut self, first: &str) -> Result<Option<Answer>> {
-        self.seat.delete().await?;
-        let head = self.known(first).await?;
-        Ok(head.map(|head| self.held(&head)))
-    }
-
-    /// What tells of our turn, or of whatever there is to look at.
-    fn ring(&self) -> Ring {
-        if self.intent == Intent::Queue { Ring::Turn } else { Ring::News }
-    }
-
-    /// Listens from before a watch is left. What rang before is older than what that finds.
-    fn listen(&mut self) -> Topic {
-        let ring = self.ring();
-        self.ear.forget(ring);
-        self.ear.topic(ring)
-    }
-
-    fn is_watched(&self, name: &str) -> bool {
-        let connection = self.client().connection();
-        self.watched.as_ref().is_some_and(|watched| watched.name == name && watched.on == connection)
-    }
-
-    /// Watches who stands before us, and finds out who stands first, in one breath. Nothing if either is gone.
-    async fn watch_and_know(&mut self, first: &str, next: &str) -> Result<Option<Head>> {
-        let (watched, known) =
-            (self.is_watched(next), self.head.as_ref().is_some_and(|head| head.name == first));
-        let topic = (!watched).then(|| self.listen());
-        let connection = self.client().connection();
-        let mut watch = (!watched).then(|| queue::ask(self.client(), &self.seat.parent(), next, topic));
-        let mut know = (!known && (watched || first != next))
-            .then(|| queue::ask(self.client(), &self.seat.parent(), first, None));
-        if let Some(watch) = &mut watch {
-            let Some(head) = queue::told(next, heard(watch).await)? else { return Ok(None) };
-            self.watched = Some(Watched::new(next, connection));
-            if first == next {
-                self.head = Some(Box::new(head));
-            }
-        }
-        if let Some(know) = &mut know {
-            self.head = queue::told(first, heard(know).await)?.map(Box::new);
-        }
-        Ok(self.head.as_deref().cloned())
-    }
-
-    /// Watches a node; false if it is gone.
-    async fn watch(&mut self, name: &str) -> Result<bool> {
-        let connection = self.client().connection();
-        let topic = Some(self.listen());
-        let found = queue::head(self.client(), &self.seat.parent(), name, topic).await?;
-        self.watched = found.as_ref().map(|_| Watched::new(name, connection));
-        Ok(found.is_some())
-    }
-
-    /// Who has this node: asked once.
-    async fn known(&mut self, name: &str) -> Result<Option<Head>> {
-        if let Some(head) = self.head.as_deref().filter(|head| head.name == name) {
-            return Ok(Some(head.clone()));
-        }
-        self.head = queue::head(self.client(), &self.seat.parent(), name, None).await?.map(Box::new);
-        Ok(self.head.as_deref().cloned())
-    }
-
-    // ===== looking =====
-
-    /// Who holds the mutex.
-    async fn first(&mut self) -> Result<Option<Head>> {
-        for _ in 0..LOOKS {
-            let names = queue::names(self.client(), &self.seat.parent()).await?;
-            let Some(first) = names.as_ref().and_then(latch::first) else {
-                self.head = None;
-                return Ok(None);
-            };
-            if let Some(head) = self.known(first).await? {
-                return Ok(Some(head));
-            }
-        }
-        Err(restless())
-    }
-
-    /// Leaves a watch where the owner changes next; false if it has changed already.
-    async fn arm(&mut self) -> Result<bool> {
-        let topic = Some(self.listen());
-        if let Some(head) = &self.head {
-            let name = head.name.clone();
-            return self.watch(&name).await;
-        }
-        let connection = self.client().connection();
-        let children = Request::Children { path: self.seat.parent(), watch: true };
-        let free = match heard(&mut self.client().send(children, topic)).await {
-            Ok(Reply::Children(names)) => names.is_empty(),
-            Ok(_) => return Err(stranger()),
-            Err(failure) if failure.is_no_node() => {
-                let exists = Request::Exists { path: self.seat.parent(), watch: true };
-                match heard(&mut self.client().send(exists, topic)).await {
-                    Err(failure) if failure.is_no_node() => true,
-                    outcome => {
-                        outcome.map(|_| false).map_err(|failure| failed("watch the mutex", failure))?
-                    }
-                }
-            }
-            Err(failure) => return Err(failed("watch the mutex", failure)),
-        };
-        self.watched = free.then(|| Watched::new("", connection));
-        Ok(free)
-    }
-
-    fn is_armed(&self) -> bool {
-        let name = self.head.as_ref().map_or("", |head| &head.name);
-        self.is_watched(name)
-    }
-
-    // ===== hints =====
-
-    /// Waits for signs that our node is gone, or that its session ends earlier than we know.
-    async fn until_gone(&mut self) -> Result<()> {
-        loop {
-            if self.guarded && !self.suspect {
-                self.ear.rung(Ring::Own).await;
-                self.suspect = true;
-            }
-            // Boxed: seldom, and what waits has to be small.
-            if self.is_cut() || !Box::pin(self.is_there()).await {
-                return Ok(());
-            }
-            (self.guarded, self.suspect) = (true, false);
-        }
-    }
-
-    /// Looks for our node, and watches it. Who cannot tell hears of the next connection.
+    /// Reads the position of the own node in the queue.
     ///
-    /// Without a suspicion that has time: a mutex that is held for a moment costs no watch.
-    async fn is_there(&self) -> bool {
-        let Some(node) = self.seat.node() else { return false };
-        let request = Request::Data { path: self.seat.path(node.name), watch: true };
-        let (client, topic) = (self.client(), self.ear.topic(Ring::Own));
-        let mut seen =
-            if self.suspect { client.send(request, Some(topic)) } else { client.send_later(request, topic) };
-        !heard(&mut seen).await.is_err_and(|failure| failure.is_no_node())
+    /// The first node stays the first while its session lives, so a read from any server suffices, even from one that
+    /// lags behind. A quorum call has to prove that the session lives. If the last one is too old, a check is sent
+    /// together with the read when a hint makes the turn likely.
+    async fn read_position(&mut self, node: Node) -> Result<Position<Ahead>> {
+        let likely = self.waiting.as_ref().is_some_and(|waiting| waiting.is_hinted);
+        let mut until = self.client().proven_until(node.session).unwrap_or(Moment::ZERO);
+        let is_proven = until.saturating_since(self.now()) >= self.lease() / 2;
+        let mut listed = queue::send_list(self.client(), &self.entry.parent());
+        let mut checking =
+            (likely && !is_proven).then(|| self.client().send_check(self.entry.path(node.name)));
+        let Some(names) = queue::children(recv(&mut listed).await)? else {
+            self.clear();
+            return Ok(Position::Missing);
+        };
+        if let Some(checking) = &mut checking {
+            let Some(confirmed) = self.confirmed(node, checked(recv(checking).await))? else {
+                return Ok(Position::Missing);
+            };
+            until = confirmed;
+        }
+        Ok(self.position(node, &names, until))
     }
 
-    async fn until_turn(&mut self) -> Result<()> {
-        if self.intent != Intent::Queue && !self.is_armed() && !self.arm().await? {
-            return Ok(());
+    fn position(&mut self, node: Node, names: &Names, until: Moment) -> Position<Ahead> {
+        match latch::position(names, &node.name.to_string()) {
+            latch::Position::Missing => {
+                self.clear();
+                Position::Missing
+            }
+            latch::Position::First => {
+                self.until = until;
+                Position::First(Proof { token: node.token, until })
+            }
+            latch::Position::Behind { first, next } => {
+                Position::Behind(Ahead { first: first.to_owned(), next: next.to_owned() })
+            }
         }
-        if !self.told {
-            self.told = true;
-            return Ok(());
-        }
-        self.ear.rung(self.ring()).await;
-        (self.hinted, self.watched) = (true, None);
-        Ok(())
+    }
+
+    /// Reads and watches the own node. Returns true if the read fails: the next connection gives another hint.
+    ///
+    /// Unless the node is in doubt, the read is deferred, so that a mutex that is held for less than 50 ms needs no
+    /// watch.
+    async fn own_node_exists(&self, path: String) -> bool {
+        let request = Request::Data { path, watch: true };
+        let mut found = match self.is_in_doubt {
+            true => self.client().send(request),
+            false => self.client().send_deferred(request),
+        };
+        !recv(&mut found).await.is_err_and(|failure| failure.is_no_node())
     }
 }
 
-#[async_trait]
-impl Session for ZookeeperSession {
-    async fn contend(&mut self, prior: Prior) -> Result<Answer> {
-        // Of renewals thousands are under way at once: they alone are not boxed, and small.
-        if let (true, Prior::Held, Some(node)) = (self.leads, prior, self.seat.node())
-            && let Some(answer) = self.renew(node, prior).await?
-        {
-            return Ok(answer);
-        }
-        Box::pin(self.ask(prior)).await
+impl Queue for ZookeeperQueue {
+    type Ahead = Ahead;
+
+    fn now(&self) -> Moment {
+        self.client().now()
     }
 
-    async fn inspect(&mut self) -> Result<Option<Ownership>> {
-        let head = self.first().await?;
-        Ok(head.map(|head| self.seen(head.owner, head.token)))
+    fn lease(&self) -> Duration {
+        self.client().lease()
     }
 
-    async fn release(&mut self, holding: Holding) -> Result<()> {
-        self.seat.settle().await?;
-        if let (Holding::Under(token), Some(node)) = (holding, self.seat.node())
-            && node.token != token
-        {
-            return Ok(());
+    fn token(&self) -> Option<FencingToken> {
+        self.entry.node().map(|node| node.token)
+    }
+
+    async fn locate(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
+        self.shortenings = self.client().shortenings();
+        self.entry.give_up_abandoned();
+        if !self.entry.resolve().await? {
+            return self.create_parents().await;
         }
-        self.seat.delete().await?;
-        (self.leads, self.hinted, self.watched) = (false, false, None);
+        match self.entry.node() {
+            Some(node) => self.read_position(node).await,
+            None => self.join(contender, queues).await,
+        }
+    }
+
+    /// Proves by a quorum call that the node exists and its session is alive.
+    async fn prove(&mut self, renews: bool) -> Result<Option<Proof>> {
+        let Some(node) = self.entry.node() else { return Ok(None) };
+        let (client, path) = (Arc::clone(self.client()), self.entry.path(node.name));
+        let until = if renews {
+            let checking = client.check(path);
+            // After the check was queued: a shorter grant that is not visible here fails the check.
+            if self.is_shortened() {
+                self.shortenings = client.shortenings();
+                Some(self.until.min(client.shortened_until()))
+            } else {
+                self.confirmed(node, checking.await)?
+            }
+        } else {
+            // Before the check: a shorter grant before it does not limit what the check proves.
+            self.shortenings = client.shortenings();
+            self.confirmed(node, checked(recv(&mut client.send_check(path)).await))?
+        };
+        self.until = until.unwrap_or(self.until);
+        Ok(until.map(|until| Proof { token: node.token, until }))
+    }
+
+    async fn delete(&mut self) -> Result<()> {
+        self.entry.resolve().await?;
+        self.entry.delete().await?;
+        self.clear();
         Ok(())
     }
 
-    async fn changed(&mut self) -> Result<()> {
-        if self.leads {
-            return self.until_gone().await;
+    fn delete_in_background(&mut self) {
+        self.entry.delete_in_background();
+    }
+
+    async fn read_head(&mut self) -> Result<Option<Holder>> {
+        let (client, parent) = (Arc::clone(self.client()), self.entry.parent());
+        let waiting = self.waiting.get_or_insert_default();
+        for _ in 0..MAX_READS {
+            let names = queue::names(&client, &parent).await?;
+            let Some(first) = names.as_ref().and_then(latch::first) else {
+                waiting.head = None;
+                return Ok(None);
+            };
+            if waiting.head.as_ref().is_none_or(|head| head.name != first) {
+                waiting.head = queue::read(&client, &parent, first).await?;
+            }
+            if let Some(head) = &waiting.head {
+                return Ok(Some(head.clone().into()));
+            }
         }
-        Box::pin(self.until_turn()).await
+        Err(unstable_queue())
+    }
+
+    /// Watches the node directly before the own one and reads the first node, in one round trip.
+    async fn watch_ahead(&mut self, Ahead { first, next }: Ahead) -> Result<Option<Holder>> {
+        let (client, parent) = (Arc::clone(self.client()), self.entry.parent());
+        let waiting = self.waiting.get_or_insert_default();
+        waiting._counted.get_or_insert_with(|| client.count_waiter());
+        waiting.is_hinted = false;
+        let is_watched = waiting.watches(&next, &client);
+        let is_known = waiting.head.as_ref().is_some_and(|head| head.name == first);
+        let mut watching = (!is_watched).then(|| {
+            let watch = Watch::new(&client, &format!("{parent}/{next}"), next.clone());
+            (watch, queue::send_read(&client, &parent, &next, true))
+        });
+        let mut reading = (!is_known && (is_watched || first != next))
+            .then(|| queue::send_read(&client, &parent, &first, false));
+        if let Some((watch, mut read)) = watching.take() {
+            let Some(head) = queue::parse(&next, recv(&mut read).await)? else { return Ok(None) };
+            waiting.watch = Some(watch);
+            if first == next {
+                waiting.head = Some(head);
+            }
+        }
+        if let Some(read) = &mut reading {
+            waiting.head = queue::parse(&first, recv(read).await)?;
+        }
+        Ok(waiting.head.clone().map(Holder::from))
+    }
+
+    async fn watch_head(&mut self) -> Result<bool> {
+        let (client, parent) = (Arc::clone(self.client()), self.entry.parent());
+        let waiting = self.waiting.get_or_insert_default();
+        let name = waiting.head.as_ref().map_or("", |head| &head.name).to_owned();
+        if waiting.watches(&name, &client) {
+            return Ok(true);
+        }
+        let (watch, is_unchanged) = if name.is_empty() {
+            (Watch::new(&client, &parent, name), queue::watch_empty(&client, &parent).await?)
+        } else {
+            let watch = Watch::new(&client, &format!("{parent}/{name}"), name.clone());
+            let found =
+                queue::parse(&name, recv(&mut queue::send_read(&client, &parent, &name, true)).await)?;
+            (watch, found.is_some())
+        };
+        waiting.watch = is_unchanged.then_some(watch);
+        Ok(is_unchanged)
+    }
+
+    async fn notified(&mut self) {
+        let client = Arc::clone(self.client());
+        let waiting = self.waiting.get_or_insert_default();
+        // Without a watch, the next connection notifies.
+        let watch = waiting.watch.get_or_insert_with(|| Watch::new(&client, "", String::new()));
+        watch.subscription.notified().await;
+        (waiting.watch, waiting.is_hinted) = (None, true);
+    }
+
+    fn stop_waiting(&mut self) {
+        self.waiting = None;
+    }
+
+    async fn lost(&mut self) {
+        loop {
+            if let Some(watch) = &mut self.own_watch {
+                watch.notified().await;
+                (self.own_watch, self.is_in_doubt) = (None, true);
+            }
+            let Some(node) = self.entry.node().filter(|_| !self.is_shortened()) else { return };
+            let path = self.entry.path(node.name);
+            let watch = self.client().subscribe(&path);
+            // Boxed to keep the future of a waiting holder small; this call is rare.
+            if !Box::pin(self.own_node_exists(path)).await {
+                return;
+            }
+            (self.own_watch, self.is_in_doubt) = (Some(watch), false);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Contenders of ours beside real ones of Curator's `LeaderLatch`, on one path.
+//! Contenders of this crate together with contenders on Curator's `LeaderLatch`, on one path.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -16,16 +16,16 @@ use common::{Zookeeper, lease};
 use simba_core::{MutexName, Simba, Tenure};
 use simba_servers::{curator_classpath, shared};
 use simba_tck::Network;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 fn compile(dir: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/java/Contender.java");
     let compiled =
         Command::new("javac").args(["-cp", &curator_classpath(dir), "-d"]).arg(dir).arg(source).status();
-    assert!(compiled.unwrap().success(), "the contender of the other kind does not compile");
+    assert!(compiled.unwrap().success(), "the JVM contender does not compile");
 }
 
-/// A process of the other kind, killed when it is dropped.
+/// A JVM contender, killed when it is dropped.
 struct Jvm(Child);
 
 impl Jvm {
@@ -54,23 +54,23 @@ impl Drop for Jvm {
     }
 }
 
-/// One of ours, which does what the other kind does, until it is cut off from the store and forgotten.
-async fn ours(mutex: MutexName, id: usize, ledger: Arc<File>) {
-    for life in 0.. {
+/// Runs a contender that does what a JVM contender does. It is repeatedly cut off from the store and replaced.
+async fn run_contender(mutex: MutexName, id: usize, ledger: Arc<File>) {
+    for process in 0.. {
         let (backend, network) = Zookeeper::single().proxied().await;
-        let simba = Simba::builder(Arc::new(backend)).lease(lease()).build();
-        let dies = fastrand::u32(5..30);
-        for tenure in 0..dies {
+        let simba = Simba::builder(Arc::new(backend)).with_lease(lease()).build();
+        let tenures = fastrand::u32(5..30);
+        for tenure in 0..tenures {
             let Ok(guard) = simba.locker(mutex.clone()).lock().await else { continue };
-            let who = format!("rust r{id}.{life}.{tenure}");
+            let label = format!("rust r{id}.{process}.{tenure}");
             let end = Instant::now() + Duration::from_millis(fastrand::u64(30..130));
-            let last = tenure + 1 == dies;
+            let last = tenure + 1 == tenures;
             if last {
-                // As a process that is killed: the store hears no more of it.
+                // As a killed process: the store receives nothing more from it.
                 network.stall();
             }
             let long = Instant::now() + lease().total();
-            while Instant::now() < if last { long } else { end } && write(&ledger, &who, &guard.tenure()) {
+            while Instant::now() < if last { long } else { end } && write(&ledger, &label, &guard.tenure()) {
                 sleep(Duration::from_millis(2)).await;
             }
             if last {
@@ -79,61 +79,83 @@ async fn ours(mutex: MutexName, id: usize, ledger: Arc<File>) {
             }
             let _ = guard.release().await;
         }
-        // Kept until its session is over: healing would let it say goodbye.
+        // Kept until the session has ended: on a working network, dropping the client would close the session.
         sleep(lease().total() * 2).await;
     }
 }
 
-fn write(mut ledger: &File, who: &str, tenure: &Tenure) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
-    let line = format!("{who} {now}\n");
+/// Writes a line if the tenure is held. The time is taken before the check: a contender that leads at the check has led
+/// at that time, even if the line is written late.
+fn write(mut ledger: &File, label: &str, tenure: &Tenure) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros();
+    let line = format!("{label} {now}\n");
     tenure.is_held() && ledger.write_all(line.as_bytes()).is_ok()
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// The least time between two kills of JVM contenders.
+const BETWEEN_KILLS: Duration = Duration::from_secs(3);
+
+/// Waits until a JVM contender has led. On a busy machine it takes seconds to start.
+async fn has_led(ledger: &Path, id: usize) {
+    let line = format!("jvm j{id}.");
+    let led = async {
+        while !std::fs::read_to_string(ledger).unwrap().contains(&line) {
+            sleep(Duration::from_millis(200)).await;
+        }
+    };
+    timeout(MINUTE, led).await.unwrap_or_else(|_| panic!("broken: j{id} leads (not within {MINUTE:?})"));
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_56_curator_s_latches_and_ours_take_turns_and_never_lead_together() {
+async fn row_56_contenders_on_curator_and_on_this_crate_exclude_each_other() {
     let dir = tempfile::tempdir().unwrap();
     compile(dir.path());
     let mutex = MutexName::new(format!("mixed-{}", fastrand::u32(..))).unwrap();
     let url = shared("SIMBA_TCK_ZOOKEEPER");
     let servers = url.strip_prefix("zookeeper://").unwrap();
-    let ledger = File::options().create(true).append(true).open(dir.path().join("ledger")).unwrap();
-    let ledger = Arc::new(ledger);
-    let mut field = Vec::new();
-    let mut jvms = Vec::new();
+    let path = dir.path().join("ledger");
+    let ledger = Arc::new(File::options().create(true).append(true).open(&path).unwrap());
+    let start = |id: usize| Jvm::start(dir.path(), servers, &mutex, &format!("j{id}"));
+    let mut jvms: Vec<_> = (0..3).map(start).collect();
     for id in 0..3 {
-        jvms.push(Jvm::start(dir.path(), servers, &mutex, &format!("j{id}")));
-        field.push(tokio::spawn(ours(mutex.clone(), id, Arc::clone(&ledger))));
+        has_led(&path, id).await;
     }
+    let run = |id| tokio::spawn(run_contender(mutex.clone(), id, Arc::clone(&ledger)));
+    let contenders: Vec<_> = (0..3).map(run).collect();
     let end = Instant::now() + MINUTE;
     for id in 3.. {
-        sleep(Duration::from_secs(3)).await;
+        // Start one JVM at a time: on a busy machine the others would lead nearly alone otherwise.
+        tokio::join!(sleep(BETWEEN_KILLS), has_led(&path, id - 1));
         if Instant::now() >= end {
             break;
         }
         let at = fastrand::usize(..jvms.len());
-        jvms[at] = Jvm::start(dir.path(), servers, &mutex, &format!("j{id}"));
+        jvms[at] = start(id);
     }
-    field.iter().for_each(tokio::task::JoinHandle::abort);
+    contenders.iter().for_each(tokio::task::JoinHandle::abort);
     drop(jvms);
-    judge(&std::fs::read_to_string(dir.path().join("ledger")).unwrap());
+    check_ledger(&std::fs::read_to_string(path).unwrap());
 }
 
-/// A tenure is one block of lines. Whoever writes after another has begun led together with it.
-fn judge(ledger: &str) {
+/// Checks that no two contenders led at the same time. A tenure is one block of lines in the order of their times. A
+/// line of a tenure after another one has begun shows an overlap.
+fn check_ledger(ledger: &str) {
+    let mut lines = Vec::new();
+    for line in ledger.lines() {
+        let parts: Vec<_> = line.split(' ').collect();
+        let [side, tenure, at] = parts[..] else { panic!("broken: a line is incomplete: {line}") };
+        lines.push((side, tenure, at.parse::<u64>().unwrap()));
+    }
+    lines.sort_by_key(|(_, _, at)| *at);
     let (mut over, mut current) = (HashSet::new(), ("", "", 0));
     let mut led = [("jvm", 0), ("rust", 0)];
     let mut tenures = 0;
-    for line in ledger.lines() {
-        let parts: Vec<_> = line.split(' ').collect();
-        let [side, who, at] = parts[..] else { panic!("broken: a line is torn: {line}") };
-        let at: u64 = at.parse().unwrap();
-        if who != current.1 {
+    for (side, tenure, at) in lines {
+        if tenure != current.1 {
             assert!(over.insert(current.1), "broken: {} led twice", current.1);
-            assert!(!over.contains(who), "broken: {who} leads while {} does", current.1);
-            (current, tenures) = ((side, who, at), tenures + 1);
+            assert!(!over.contains(tenure), "broken: {tenure} leads while {} does", current.1);
+            (current, tenures) = ((side, tenure, at), tenures + 1);
         }
         if let Some((_, time)) = led.iter_mut().find(|(name, _)| *name == side) {
             *time += at.saturating_sub(current.2);
@@ -141,18 +163,23 @@ fn judge(ledger: &str) {
         current.2 = at;
     }
     let total: u64 = led.iter().map(|(_, time)| time).sum();
-    println!("{tenures} tenures, led for ms: {led:?}");
+    println!("{tenures} tenures, led for µs: {led:?}");
     for (side, time) in led {
         assert!(
             time * 5 >= total,
-            "broken: each side leads a fifth of the time, but {side} {time} of {total} ms"
+            "broken: each side leads a fifth of the time, but {side} {time} of {total} µs"
         );
     }
 }
 
 #[test]
-fn the_judge_sees_two_who_lead_together() {
+fn check_ledger_detects_an_overlap() {
     let overlap = "jvm a 1\nrust b 2\njvm a 3\n";
-    assert!(std::panic::catch_unwind(|| judge(overlap)).is_err());
-    judge("jvm a 1\njvm a 3\nrust b 4\nrust b 6\n");
+    assert!(std::panic::catch_unwind(|| check_ledger(overlap)).is_err());
+    check_ledger("jvm a 1\njvm a 3\nrust b 4\nrust b 6\n");
+}
+
+#[test]
+fn check_ledger_orders_lines_by_their_times() {
+    check_ledger("jvm a 1\nrust b 4\njvm a 3\nrust b 6\n");
 }

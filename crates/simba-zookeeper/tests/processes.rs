@@ -1,4 +1,4 @@
-//! The rows of the fault matrix about processes.
+//! Rows of the fault matrix about processes.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! The whole kit on one ZooKeeper, as a user with no more rights than it takes (row 65), below a chroot.
+//! The whole kit on one server, as a user with the least rights (row 65), below a chroot.
 
 mod common;
 
-simba_tck::suite!(common::Zookeeper::as_least());
+simba_tck::suite!(common::as_least());

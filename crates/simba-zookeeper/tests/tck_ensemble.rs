@@ -1,5 +1,5 @@
-//! The whole kit on an ensemble of three.
+//! The whole kit on an ensemble of three servers.
 
 mod common;
 
-simba_tck::suite!(common::Zookeeper::ensemble());
+simba_tck::suite!(common::ensemble());

@@ -1,4 +1,4 @@
-//! Uses every store a little: a lock in a SQLite file, and the configuration of each store with a server.
+//! Uses every store: a lock in a SQLite file, and the configuration of each store with a server.
 
 use simba_mutex::etcd::{EtcdBackend, EtcdConfig};
 use simba_mutex::mysql::{MySqlBackend, MySqlConfig};
@@ -15,7 +15,7 @@ async fn main() -> Result<()> {
     let _ = std::fs::remove_dir_all(&path);
     locked?;
 
-    // No server runs here, so the calls that connect are made and never awaited: they must compile and link.
+    // There is no server, so the connect calls are not awaited: they must only compile and link.
     drop(EtcdBackend::connect(EtcdConfig::from_url(&"etcd://localhost".parse()?)?));
     drop(MySqlBackend::connect(MySqlConfig::from_url(&"mysql://root@localhost/simba".parse()?)?));
     drop(PostgresBackend::connect(PostgresConfig::from_url(&"postgres://root@localhost/simba".parse()?)?));

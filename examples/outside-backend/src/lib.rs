@@ -1,125 +1,147 @@
-//! A store of one's own behind Simba: a table of mutexes under one lock.
+//! A backend for [memcached](https://memcached.org): a store for Simba in a crate of its own, written as a tutorial.
 //!
-//! It stands for a store that knows rows and nothing else: no queue, no notifications. The engine polls it,
-//! and its [profile](https://docs.rs/simba-tck) says so. A store across a network looks the same, with a
-//! request in place of [`Table::with_row`].
+//! Three files are a whole backend. [`simba_core::spi`] has the interface, [`simba_net`] the parts that every store
+//! with a network needs, and [`simba_tck`](https://docs.rs/simba-tck) the tests. Read them in this order:
+//!
+//! | file | contents |
+//! |---|---|
+//! | `lib.rs` | the settings and the [`Backend`]: opens sessions, keeps one connection for all of them |
+//! | `session.rs` | the [`Session`]: what one contender asks the store, and how it reads the answers |
+//! | `connection.rs` | the protocol: greets a server, sends requests, matches replies to them |
+//! | `tests/tck.rs` | the conformance suite on a real server |
+//!
+//! # How it works
+//!
+//! A mutex is the item `simba:<mutex>` while it is held, and no item while it is free. The value is the holder's id. The
+//! server expires the item when the lease ends, and numbers every write: the CAS number of an item.
+//!
+//! | call | requests |
+//! |---|---|
+//! | acquire | read; if there is no item, `ms … ME` (add) |
+//! | renew | read; if the item is ours, `ms … C<number>` (compare and set) with the lease from now |
+//! | release | read; if the item is ours, `md … C<number>` (compare and delete) |
+//!
+//! The fencing token is the number of the write that acquired the mutex, plus the start of the server in seconds times
+//! 2^20. A renewal gets another number, so it writes the token behind the id. Numbers grow with every write of any item,
+//! so a token outlives its item. After a restart they begin again at 1, and the start of the server is later: tokens
+//! still grow if the server made fewer than a million writes per second of its life.
+//!
+//! # What it guarantees, and what not
+//!
+//! | what | why |
+//! |---|---|
+//! | at most one valid holder | the server decides by add and compare-and-set; the lease is longer there by 3 s, since its clock counts whole seconds and may be a second late |
+//! | also after a restart | all items are lost, so nobody uses a server that started less than `longest_lease` ago; holders lose their mutexes at their deadlines |
+//! | not if items are evicted, flushed, or moved in memory | a server with such settings is refused: start it with `memcached -M -F -o no_slab_reassign` |
+//! | not if another program writes items that begin with `simba:` | use a server of its own |
+//! | not if the clock of the server's host is set back and the server restarts | tokens may repeat |
+//! | no queue, no wake-ups | memcached has neither: waiters poll, and any of them may be next |
+//!
+//! Do not use it where a restart of the store must not end holds, where waiters must get their turn, or on the server
+//! that caches your pages. The stores of this project do all of that.
+//!
+//! # Examples
+//!
+//! ```no_run
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> simba_core::Result<()> {
+//! use outside_backend::MemcachedBackend;
+//! use simba_core::{Simba, SystemClock};
+//!
+//! let url = "memcached://127.0.0.1:11211?longest_lease=30s".parse()?;
+//! let simba = Simba::new(MemcachedBackend::connect(&url, SystemClock).await?);
+//! let guard = simba.locker("orders").lock().await?;
+//! guard.release().await?;
+//! # Ok(())
+//! # }
+//! ```
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+mod connection;
+mod session;
+
+use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::{
-    Answer, Backend, Claim, Clock, ContenderId, FencingToken, Holding, Intent, Moment, MutexName, Ownership,
-    Prior, Result, Session, SystemClock, async_trait,
-};
+use simba_core::spi::{Backend, Claim, ConnectUrl, Session, async_trait};
+use simba_core::{Clock, Error, ErrorKind, Result};
+use simba_net::Endpoint;
+use simba_net::supervise::{Retry, Supervised};
 
-/// Mutexes in a table. Clones share the table, as two processes share a server.
-#[derive(Clone, Debug, Default)]
-pub struct TableBackend {
-    table: Arc<Table>,
+use connection::{Connection, Server};
+use session::MemcachedSession;
+
+const NAME: &str = "memcached";
+/// A longer time to live means a date to the server.
+const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// The time by which an item may expire early. The server's clock counts whole seconds: one is lost when an item is
+/// written and one when it expires. A timer sets the clock, and may be late by a third.
+const CLOCK_ERROR: Duration = Duration::from_secs(3);
+
+/// Mutexes on a memcached server. See the [crate's documentation](crate).
+#[derive(Debug)]
+pub struct MemcachedBackend {
+    longest_lease: Duration,
+    supervised: Arc<Supervised<Connection>>,
+}
+
+impl MemcachedBackend {
+    /// Connects to the server that a URL names: `memcached://host:port?longest_lease=60s`. A task keeps the connection
+    /// open until the backend is closed or dropped.
+    ///
+    /// No session may have a longer lease than `longest_lease`, and no server is used until it has run for as long. All
+    /// contenders need the same value. With `0s` there is no limit, and a restart frees mutexes that are still held.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] if the URL does not name one server: two would not know of each other's mutexes;
+    /// [`ErrorKind::Unavailable`] if the server does not answer, or started less than `longest_lease` ago;
+    /// [`ErrorKind::Config`] if its settings let it forget mutexes.
+    pub async fn connect(url: &ConnectUrl, clock: impl Clock) -> Result<Self> {
+        url.only_keys(&["longest_lease"])?;
+        let longest_lease = url.duration("longest_lease")?.unwrap_or(Duration::from_secs(60));
+        let Ok([endpoint]) = <[Endpoint; 1]>::try_from(Endpoint::all(url, 11211)) else {
+            return Err(error(ErrorKind::Invalid, "a URL names one server: memcached://host:port"));
+        };
+        let supervised = Arc::new(Supervised::new());
+        let backend = Self { longest_lease, supervised: Arc::clone(&supervised) };
+        tokio::spawn(async move {
+            let mut server = Server::new(endpoint, longest_lease, &clock);
+            supervised.run(&mut server, &clock, Retry::default()).await;
+        });
+        // Fails with the reason if the first attempt failed. The task ends when the backend is dropped.
+        backend.supervised.connection().await?;
+        Ok(backend)
+    }
+}
+
+impl Drop for MemcachedBackend {
+    fn drop(&mut self) {
+        self.supervised.close();
+    }
 }
 
 #[async_trait]
-impl Backend for TableBackend {
+impl Backend for MemcachedBackend {
     fn name(&self) -> &'static str {
-        "table"
+        NAME
     }
 
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
-        Ok(Box::new(TableSession { table: Arc::clone(&self.table), claim }))
+        let none = self.longest_lease.is_zero();
+        let (lease, longest) = (claim.lease.total(), if none { MAX_TTL / 2 } else { self.longest_lease });
+        if lease > longest {
+            let message = format!("the lease of {lease:?} is longer than the longest_lease, {longest:?}");
+            return Err(error(ErrorKind::Invalid, message));
+        }
+        Ok(Box::new(MemcachedSession::new(Arc::clone(&self.supervised), claim)?))
+    }
+
+    async fn close(&self) {
+        self.supervised.close();
     }
 }
 
-#[derive(Debug, Default)]
-struct Table {
-    rows: Mutex<HashMap<MutexName, Row>>,
-}
-
-/// One mutex. It is never removed, since its token must outlive every owner.
-#[derive(Debug, Default)]
-struct Row {
-    token: u64,
-    owner: Option<Owner>,
-}
-
-#[derive(Debug)]
-struct Owner {
-    id: ContenderId,
-    until: Moment,
-}
-
-impl Table {
-    /// One atomic step at the store, by the store's own clock.
-    fn with_row<R>(&self, mutex: &MutexName, step: impl FnOnce(&mut Row, Moment) -> R) -> R {
-        let now = SystemClock.now();
-        let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-        let row = rows.entry(mutex.clone()).or_default();
-        row.owner.take_if(|owner| owner.until <= now);
-        step(row, now)
-    }
-}
-
-impl Row {
-    fn is_owned_by(&self, id: &ContenderId) -> bool {
-        self.owner.as_ref().is_some_and(|owner| owner.id == *id)
-    }
-
-    /// A new tenure has a new token. So has one that was given up for lost: what it left behind is fenced
-    /// off.
-    fn begins_anew(&self, prior: Prior) -> bool {
-        self.owner.is_none() || prior == Prior::Lapsed(FencingToken::new(self.token))
-    }
-
-    fn give(&mut self, claim: &Claim, now: Moment) {
-        self.owner = Some(Owner { id: claim.contender.clone(), until: now + claim.lease.total() });
-    }
-
-    fn ownership(&self, now: Moment) -> Option<Ownership> {
-        let Owner { id, until } = self.owner.as_ref()?;
-        let remaining: Duration = *until - now;
-        Some(Ownership::new(id.clone(), Some(FencingToken::new(self.token)), remaining))
-    }
-}
-
-struct TableSession {
-    table: Arc<Table>,
-    claim: Claim,
-}
-
-#[async_trait]
-impl Session for TableSession {
-    async fn contend(&mut self, prior: Prior) -> Result<Answer> {
-        let claim = &self.claim;
-        Ok(self.table.with_row(&claim.mutex, |row, now| {
-            // With nothing before, a hold under our own id is not this session's.
-            let ours = prior != Prior::Nothing && row.is_owned_by(&claim.contender);
-            let takes = (ours || row.owner.is_none()) && claim.intent != Intent::Observe;
-            if takes {
-                row.token += u64::from(row.begins_anew(prior));
-                row.give(claim, now);
-            }
-            match row.ownership(now) {
-                Some(ownership) if takes => Answer::Ours(ownership),
-                Some(ownership) => Answer::Held(ownership),
-                None => Answer::Vacant,
-            }
-        }))
-    }
-
-    async fn inspect(&mut self) -> Result<Option<Ownership>> {
-        Ok(self.table.with_row(&self.claim.mutex, |row, now| row.ownership(now)))
-    }
-
-    async fn release(&mut self, holding: Holding) -> Result<()> {
-        self.table.with_row(&self.claim.mutex, |row, _| {
-            let meant = match holding {
-                Holding::Unknown => true,
-                Holding::Under(token) => token.get() == row.token,
-                // Without a queue there is nothing to leave.
-                _ => false,
-            };
-            row.owner.take_if(|owner| meant && owner.id == self.claim.contender);
-        });
-        Ok(())
-    }
+fn error(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(kind, message).with_backend(NAME)
 }

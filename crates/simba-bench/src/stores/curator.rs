@@ -1,4 +1,4 @@
-//! A peer on ZooKeeper: the mutex of Curator, in a JVM of its own.
+//! A peer on ZooKeeper: the mutex of Curator, in a JVM.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use simba_servers::curator_classpath;
 
 const SOURCE: &str = include_str!("../../java/CuratorMutex.java");
 
-/// How long each hand-over took, of so many between two clients that hold the mutex for so long.
+/// Measures `samples` hand-overs between two clients that hold the mutex for `hold` each.
 pub(super) fn handovers(servers: &str, samples: usize, hold: Duration) -> Result<Vec<Duration>> {
     let dir = tempfile::tempdir()?;
     std::fs::write(dir.path().join("CuratorMutex.java"), SOURCE)?;
@@ -28,11 +28,11 @@ pub(super) fn handovers(servers: &str, samples: usize, hold: Duration) -> Result
         servers,
         &path,
     ]);
-    let said = output(java.args([samples.to_string(), hold.as_millis().to_string()]), dir.path())?;
-    said.lines().map(|line| Ok(Duration::from_nanos(line.parse()?))).collect()
+    let printed = output(java.args([samples.to_string(), hold.as_millis().to_string()]), dir.path())?;
+    printed.lines().map(|line| Ok(Duration::from_nanos(line.parse()?))).collect()
 }
 
-/// What a program says, if it ends well.
+/// Returns the standard output of a program that exits with 0.
 fn output(command: &mut Command, dir: &Path) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.current_dir(dir).stderr(Stdio::inherit()).output().context(program.clone())?;

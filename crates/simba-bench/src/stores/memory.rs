@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use simba_core::{Backend, MemoryBackend, async_trait};
+use simba_core::MemoryBackend;
+use simba_core::spi::{Backend, async_trait};
 
 use simba_measure::Target;
 
-/// The memory of this process: what the engine costs by itself.
+/// The memory of this process: the cost of the engine alone.
 #[derive(Debug)]
 pub(crate) struct Memory;
 

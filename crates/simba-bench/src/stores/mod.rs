@@ -2,7 +2,7 @@
 
 mod curator;
 mod etcd;
-mod lap;
+mod handover_timer;
 mod memory;
 mod mysql;
 mod postgres;
@@ -11,11 +11,11 @@ mod sqlite;
 mod zookeeper;
 
 use anyhow::{Context, Result};
-use simba_core::ConnectUrl;
+use simba_core::spi::ConnectUrl;
 
 use simba_measure::Target;
 
-/// All of them, in the order of the report.
+/// All stores, in the order of the report.
 pub(crate) const STORES: &[&dyn Target] = &[
     &memory::Memory,
     &sqlite::Sqlite,
@@ -26,17 +26,17 @@ pub(crate) const STORES: &[&dyn Target] = &[
     &etcd::Etcd,
 ];
 
-/// The store of this name.
+/// Returns the store with this name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Target> {
     STORES.iter().copied().find(|store| store.name() == name)
 }
 
-/// All names, for a person.
+/// Returns all names, for error messages.
 pub(crate) fn names() -> String {
     STORES.iter().map(|store| store.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Where a server is, by the variable that the tests know it by too.
+/// Returns the URL of a server from the variable that the tests use as well.
 pub(crate) fn url(variable: &str) -> Result<ConnectUrl> {
     let url = std::env::var(variable)
         .with_context(|| format!("{variable} is not set: start with `cargo xtask bench`"))?;

@@ -1,4 +1,4 @@
-//! MySQL or MariaDB: beside the two prepared updates that a pair cannot do without.
+//! MySQL or MariaDB. The floor is the two prepared updates that a pair needs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder};
-use simba_core::{Backend, Moment, MutexName, async_trait};
+use simba_core::spi::{Backend, async_trait};
+use simba_core::{Moment, MutexName};
 use simba_mysql::{MySqlBackend, MySqlConfig};
 use tokio::sync::{Mutex, OnceCell};
 
@@ -14,7 +15,7 @@ use super::url;
 use simba_measure::{Caller, Target};
 
 const VARIABLE: &str = "SIMBA_TCK_MARIADB";
-/// As many connections as the backend has for its calls.
+/// The number of raw connections: as many as the backend uses for its calls.
 const CONNECTIONS: usize = 4;
 
 const TAKE: &str = "UPDATE simba_mutex SET acquired_at = 1, ttl_at = 2, transition_at = 3, owner_id = ?, \
@@ -34,7 +35,7 @@ impl Target for MySql {
 
     async fn connect(&self) -> Result<Arc<dyn Backend>> {
         let backend = MySqlBackend::connect(MySqlConfig::from_url(&url(VARIABLE)?)?).await?;
-        backend.operate().context("it has a schema")?.apply_schema().await?;
+        backend.operate().context("the backend has operators' calls")?.apply_schema().await?;
         Ok(Arc::new(backend))
     }
 
@@ -53,8 +54,8 @@ impl Target for MySql {
         false
     }
 
-    fn samples(&self, asked: usize) -> usize {
-        asked.min(60)
+    fn samples(&self, requested: usize) -> usize {
+        requested.min(60)
     }
 
     fn many(&self) -> usize {
@@ -77,7 +78,7 @@ async fn connections() -> Result<Vec<Arc<Mutex<Conn>>>> {
     Ok(connections)
 }
 
-/// Two statements, prepared once per connection.
+/// A raw caller: two statements, prepared once per connection.
 struct Raw {
     conn: Arc<Mutex<Conn>>,
     mutex: MutexName,

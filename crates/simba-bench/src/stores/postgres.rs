@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use simba_core::{Backend, Clock, Moment, MutexName, Operate, SystemClock, async_trait};
+use simba_core::spi::{Backend, Operate, async_trait};
+use simba_core::{Clock, Moment, MutexName, SystemClock};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use tokio::sync::{Notify, OnceCell};
 use tokio_postgres::{AsyncMessage, Client, NoTls, Statement};
 
-use super::lap::Lap;
+use super::handover_timer::HandoverTimer;
 use super::url;
 use simba_measure::{Caller, Peer, Target};
 
@@ -35,16 +36,16 @@ impl Target for Postgres {
     async fn raw(&self, _: &Arc<dyn Backend>, mutex: MutexName) -> Result<Box<dyn Caller>> {
         static RAW: OnceCell<Arc<Raw>> = OnceCell::const_new();
         let raw = Arc::clone(RAW.get_or_try_init(Raw::connect).await?);
-        let bell = raw.bell(&mutex);
-        Ok(Box::new(RawCaller { raw, mutex, bell }))
+        let wakeup = raw.wakeup(mutex.as_str());
+        Ok(Box::new(RawCaller { raw, mutex, wakeup }))
     }
 
-    /// The server's own lock, which nothing survives: neither the end of its connection nor that of the server.
+    /// Measures the server's own lock, which ends with its connection and with the server.
     async fn peer(&self, samples: usize) -> Result<Option<Peer>> {
-        let lap = Lap::default();
-        let sides = [advisory(&lap, samples, self.requeue()), advisory(&lap, samples, self.requeue())];
+        let timer = HandoverTimer::default();
+        let sides = [advisory(&timer, samples, self.requeue()), advisory(&timer, samples, self.requeue())];
         futures_util::future::try_join_all(sides).await?;
-        Ok(Some(Peer { name: "pg_advisory_lock", handovers: lap.take() }))
+        Ok(Some(Peer { name: "pg_advisory_lock", handovers: timer.take() }))
     }
 
     fn many(&self) -> usize {
@@ -56,31 +57,31 @@ impl Target for Postgres {
     }
 }
 
-/// Passes an advisory lock to and fro with another side, each on a connection of its own.
-async fn advisory(lap: &Lap, samples: usize, hold: Duration) -> Result<()> {
+/// Acquires and releases an advisory lock in turn with another contender, each on its own connection.
+async fn advisory(timer: &HandoverTimer, samples: usize, hold: Duration) -> Result<()> {
     let (client, connection) = login()?.connect(NoTls).await?;
     tokio::spawn(connection);
     let take = client.prepare("SELECT pg_advisory_lock(7302)").await?;
     let free = client.prepare("SELECT pg_advisory_unlock(7302)").await?;
     loop {
         client.query(&take, &[]).await?;
-        let taken = lap.took();
+        let handovers = timer.acquired();
         SystemClock.sleep_until(SystemClock.now() + hold).await;
-        lap.releases();
+        timer.releasing();
         client.query(&free, &[]).await?;
-        if taken >= samples {
+        if handovers >= samples {
             return Ok(());
         }
     }
 }
 
-/// The raw driver: one connection for commands, pipelined, one that listens, and two prepared statements.
+/// The raw driver: one pipelined connection for prepared statements, and one that listens.
 struct Raw {
     client: Client,
     take: Statement,
     free: Statement,
-    call: Statement,
-    bells: Mutex<HashMap<String, Arc<Notify>>>,
+    notify: Statement,
+    wakeups: Mutex<HashMap<String, Arc<Notify>>>,
     _listener: Client,
 }
 
@@ -90,7 +91,7 @@ const TAKE: &str = "INSERT INTO bench_raw AS m VALUES ($1, 'raw', clock_timestam
      ON CONFLICT (mutex) DO UPDATE SET owner = excluded.owner, until = excluded.until \
      WHERE m.until <= clock_timestamp() RETURNING owner";
 const FREE: &str = "UPDATE bench_raw SET owner = '', until = 'epoch' WHERE mutex = $1 AND owner = 'raw'";
-const CALL: &str = "SELECT pg_notify('bench_raw', $1)";
+const NOTIFY: &str = "SELECT pg_notify('bench_raw', $1)";
 
 impl Raw {
     async fn connect() -> Result<Arc<Self>> {
@@ -99,13 +100,14 @@ impl Raw {
         let (listener, mut connection) = login()?.connect(NoTls).await?;
         client.batch_execute(TABLE).await?;
         let (take, free) = (client.prepare(TAKE).await?, client.prepare(FREE).await?);
-        let call = client.prepare(CALL).await?;
-        let raw = Arc::new(Self { client, take, free, call, bells: Mutex::default(), _listener: listener });
-        let heard = Arc::clone(&raw);
+        let notify = client.prepare(NOTIFY).await?;
+        let wakeups = Mutex::default();
+        let raw = Arc::new(Self { client, take, free, notify, wakeups, _listener: listener });
+        let shared = Arc::clone(&raw);
         tokio::spawn(async move {
             while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
                 if let AsyncMessage::Notification(message) = message {
-                    heard.bell_of(message.payload()).notify_one();
+                    shared.wakeup(message.payload()).notify_one();
                 }
             }
         });
@@ -113,13 +115,9 @@ impl Raw {
         Ok(raw)
     }
 
-    fn bell(&self, mutex: &MutexName) -> Arc<Notify> {
-        self.bell_of(mutex.as_str())
-    }
-
-    fn bell_of(&self, mutex: &str) -> Arc<Notify> {
-        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(bells.entry(mutex.to_owned()).or_default())
+    fn wakeup(&self, mutex: &str) -> Arc<Notify> {
+        let mut wakeups = self.wakeups.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(wakeups.entry(mutex.to_owned()).or_default())
     }
 }
 
@@ -136,7 +134,7 @@ fn login() -> Result<tokio_postgres::Config> {
 struct RawCaller {
     raw: Arc<Raw>,
     mutex: MutexName,
-    bell: Arc<Notify>,
+    wakeup: Arc<Notify>,
 }
 
 impl RawCaller {
@@ -165,18 +163,18 @@ impl Caller for RawCaller {
     async fn acquire(&mut self) -> Result<Moment> {
         let mut woken = SystemClock.now();
         while !self.take().await? {
-            self.bell.notified().await;
+            self.wakeup.notified().await;
             woken = SystemClock.now();
         }
         Ok(woken)
     }
 
     async fn release(&mut self) -> Result<()> {
-        let call = async {
-            self.raw.client.execute(&self.raw.call, &[&self.mutex.as_str()]).await?;
+        let notify = async {
+            self.raw.client.execute(&self.raw.notify, &[&self.mutex.as_str()]).await?;
             anyhow::Ok(())
         };
-        let (freed, called) = tokio::join!(self.free(), call);
-        freed.and(called)
+        let (freed, notified) = tokio::join!(self.free(), notify);
+        freed.and(notified)
     }
 }

@@ -8,7 +8,8 @@ use futures_util::StreamExt as _;
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::io::tcp::TcpSettings;
 use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo as _, Script};
-use simba_core::{Backend, Clock, ContenderId, Moment, MutexName, SystemClock, async_trait};
+use simba_core::spi::{Backend, async_trait};
+use simba_core::{Clock, ContenderId, Moment, MutexName, SystemClock};
 use simba_redis::{RedisBackend, RedisConfig};
 use tokio::sync::OnceCell;
 
@@ -18,15 +19,15 @@ use simba_measure::{Caller, Target};
 /// The server that the tests share.
 const VARIABLE: &str = "SIMBA_TCK_REDIS";
 
-/// Takes what is free: the least that a woken waiter must do, as a script.
+/// Acquires a free mutex: the minimal script of a woken waiter.
 const TAKE: &str = "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', 16000)";
 
-/// Frees what is ours and nothing else: the least that a release must do.
+/// Frees the mutex if the caller owns it: the minimal script of a release.
 const FREE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
-/// The same, and wakes the next in the queue.
-const PASS_ON: &str = "
+/// Frees the mutex and wakes the next waiter in the queue.
+const FREE_AND_WAKE: &str = "
 redis.call('DEL', KEYS[1])
 local next = redis.call('ZPOPMIN', KEYS[2])[1]
 if next then redis.call('PUBLISH', KEYS[1] .. ':' .. next, 'released@@' .. ARGV[1]) end";
@@ -45,17 +46,17 @@ impl Target for Redis {
     }
 
     async fn raw(&self, _: &Arc<dyn Backend>, mutex: MutexName) -> Result<Box<dyn Caller>> {
-        // One connection for all, as ours has.
+        // One connection for all callers, as the backend uses one for its calls.
         static SHARED: OnceCell<MultiplexedConnection> = OnceCell::const_new();
         let commands = SHARED.get_or_try_init(connect).await?.clone();
         let key = format!("simba:{{{mutex}}}");
         let id = ContenderId::generate().to_string();
-        let [take, free, pass_on] = [TAKE, FREE, PASS_ON].map(Script::new);
-        Ok(Box::new(Raw { commands, ear: None, key, id, take, free, pass_on }))
+        let [take, free, free_and_wake] = [TAKE, FREE, FREE_AND_WAKE].map(Script::new);
+        Ok(Box::new(Raw { commands, subscription: None, key, id, take, free, free_and_wake }))
     }
 
     fn handover_goal(&self) -> &'static str {
-        // The floor is a wake-up and one script call.
+        // The floor is a wakeup and one script call.
         "ratio <= 1.3"
     }
 
@@ -70,7 +71,7 @@ impl Target for Redis {
 
 fn client() -> Result<Client> {
     let info = url(VARIABLE)?.to_string().into_connection_info()?;
-    // Off by default, and then nothing of it is a floor.
+    // Off by default, which makes the raw client too slow for a floor.
     let tcp = TcpSettings::default().set_nodelay(true);
     Ok(Client::open(info.set_tcp_settings(tcp))?)
 }
@@ -80,15 +81,15 @@ async fn connect() -> Result<MultiplexedConnection> {
     Ok(client()?.get_multiplexed_async_connection_with_config(&config).await?)
 }
 
-/// A lock as a person would write one: a key that must not exist, and a script that removes it.
+/// A common lock without Simba: `SET NX`, and a script that deletes the key.
 struct Raw {
     commands: MultiplexedConnection,
-    ear: Option<PubSub>,
+    subscription: Option<PubSub>,
     key: String,
     id: String,
     take: Script,
     free: Script,
-    pass_on: Script,
+    free_and_wake: Script,
 }
 
 impl Raw {
@@ -118,27 +119,27 @@ impl Caller for Raw {
     }
 
     async fn acquire(&mut self) -> Result<Moment> {
-        if self.ear.is_none() {
-            let mut ear = client()?.get_async_pubsub().await?;
-            ear.subscribe(format!("{}:{}", self.key, self.id)).await?;
-            self.ear = Some(ear);
+        if self.subscription.is_none() {
+            let mut subscription = client()?.get_async_pubsub().await?;
+            subscription.subscribe(format!("{}:{}", self.key, self.id)).await?;
+            self.subscription = Some(subscription);
         }
         while !self.take_by_script().await? {
             let queue = format!("{}:contender", self.key);
             let score = SystemClock.now().since_zero().as_secs_f64();
             let mut wait = redis::cmd("ZADD");
             let _: i64 = wait.arg(queue).arg(score).arg(&self.id).query_async(&mut self.commands).await?;
-            let ear = self.ear.as_mut().context("it listens")?;
-            ear.on_message().next().await.context("the connection broke")?;
+            let subscription = self.subscription.as_mut().context("it is subscribed")?;
+            subscription.on_message().next().await.context("the connection broke")?;
         }
-        // A message and a script call after the release.
+        // After the message and the script call.
         Ok(SystemClock.now())
     }
 
     async fn release(&mut self) -> Result<()> {
-        let mut pass_on = self.pass_on.key(&self.key);
-        pass_on.key(format!("{}:contender", self.key)).arg(&self.id);
-        let _: redis::Value = pass_on.invoke_async(&mut self.commands).await?;
+        let mut release = self.free_and_wake.key(&self.key);
+        release.key(format!("{}:contender", self.key)).arg(&self.id);
+        let _: redis::Value = release.invoke_async(&mut self.commands).await?;
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! A SQLite file in a folder of its own.
+//! A SQLite file in a temporary folder.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rusqlite::Connection;
-use simba_core::{Backend, Clock, Moment, MutexName, SystemClock, async_trait};
+use simba_core::spi::{Backend, async_trait};
+use simba_core::{Clock, Moment, MutexName, SystemClock};
 use simba_sqlite::{SqliteBackend, SqliteConfig};
 use tempfile::TempDir;
 
@@ -16,7 +17,7 @@ use simba_measure::{Caller, Target};
 #[derive(Debug)]
 pub(crate) struct Sqlite;
 
-/// The folder of this process; a trial in another process has its own.
+/// Returns the folder of this process; each child process has another one.
 fn folder() -> Result<&'static Path> {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
     match FOLDER.get() {
@@ -56,7 +57,7 @@ impl Target for Sqlite {
     }
 }
 
-/// A plain connection to a file of its own, one for all callers, as ours has one.
+/// Returns the raw connection, to another file. All callers share it, as all sessions of the backend share one.
 fn raw_connection() -> Result<Arc<Mutex<Connection>>> {
     static CONNECTION: OnceLock<Arc<Mutex<Connection>>> = OnceLock::new();
     if let Some(connection) = CONNECTION.get() {
@@ -70,7 +71,7 @@ fn raw_connection() -> Result<Arc<Mutex<Connection>>> {
     Ok(Arc::clone(CONNECTION.get_or_init(|| Arc::new(Mutex::new(connection)))))
 }
 
-/// The statements that a lock needs at the least, on the caller's own thread.
+/// The minimal statements of a lock, on the caller's thread.
 struct RawCaller {
     connection: Arc<Mutex<Connection>>,
     mutex: MutexName,
@@ -112,7 +113,7 @@ impl Caller for RawCaller {
     }
 
     async fn acquire(&mut self) -> Result<Moment> {
-        self.take()?.then_some(()).context("the mutex is taken, and SQLite wakes nobody")?;
+        self.take()?.then_some(()).context("the mutex is held, and a raw caller cannot wait")?;
         Ok(SystemClock.now())
     }
 

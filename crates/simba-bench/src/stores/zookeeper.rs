@@ -1,11 +1,12 @@
-//! One ZooKeeper.
+//! A standalone ZooKeeper server.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use simba_core::{Backend, Clock, ConnectUrl, Moment, MutexName, SystemClock, async_trait};
+use simba_core::spi::{Backend, ConnectUrl, async_trait};
+use simba_core::{Clock, Moment, MutexName, SystemClock};
 use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -15,9 +16,9 @@ use simba_measure::{Caller, Peer, Target};
 
 use crate::stores::{curator, url};
 
-/// A server that does not wait for its disk: else the disk is all that is measured.
+/// The variable of a server that does not sync its disk: otherwise the disk dominates the figures.
 const UNSYNCED: &str = "SIMBA_BENCH_ZOOKEEPER";
-/// The one that the tests share, where there is no such server.
+/// The variable of the server that the tests share, used if there is no other.
 const SHARED: &str = "SIMBA_TCK_ZOOKEEPER";
 
 fn address() -> Result<ConnectUrl> {
@@ -39,14 +40,14 @@ impl Target for Zookeeper {
     }
 
     async fn raw(&self, _: &Arc<dyn Backend>, mutex: MutexName) -> Result<Box<dyn Caller>> {
-        static WIRE: OnceCell<Arc<Wire>> = OnceCell::const_new();
-        let wire = Arc::clone(WIRE.get_or_try_init(Wire::connect).await?);
+        static RAW: OnceCell<Arc<RawConnection>> = OnceCell::const_new();
+        let connection = Arc::clone(RAW.get_or_try_init(RawConnection::connect).await?);
         let parent = format!("/simba/{mutex}");
         for path in ["/simba", &parent] {
-            // Not as containers: those are swept while nobody uses them, and the floor has nobody who minds.
-            wire.call(15, &Body::default().text(path).text("").everybody().int(0)).await?;
+            // Not as containers: the server deletes unused ones, and the raw caller does not create them again.
+            connection.call(15, &Body::default().text(path).text("").open_acl().int(0)).await?;
         }
-        Ok(Box::new(RawCaller { wire, parent, node: None }))
+        Ok(Box::new(RawCaller { connection, parent, node: None }))
     }
 
     async fn peer(&self, samples: usize) -> Result<Option<Peer>> {
@@ -60,8 +61,8 @@ impl Target for Zookeeper {
 
     fn note(&self) -> Option<&'static str> {
         Some(match std::env::var_os(UNSYNCED) {
-            Some(_) => "the server does not wait for its disk, so that the clients' part shows",
-            None => "the server waits for its disk, which is most of what is measured here",
+            Some(_) => "the server does not sync its disk, so the figures show the cost of the clients",
+            None => "the server syncs its disk, which takes most of the measured time",
         })
     }
 
@@ -74,9 +75,9 @@ impl Target for Zookeeper {
     }
 }
 
-/// The requests that a latch needs at the least, one connection for all callers, as ours has one.
+/// The minimal requests of a latch. All callers share one connection, as all sessions of the backend share one.
 struct RawCaller {
-    wire: Arc<Wire>,
+    connection: Arc<RawConnection>,
     parent: String,
     node: Option<String>,
 }
@@ -85,16 +86,16 @@ impl RawCaller {
     async fn create(&self) -> Result<String> {
         let path = format!("{}/latch-", self.parent);
         let (error, body) =
-            self.wire.call(15, &Body::default().text(&path).text("raw").everybody().int(3)).await?;
+            self.connection.call(15, &Body::default().text(&path).text("raw").open_acl().int(3)).await?;
         if error != 0 {
             bail!("a node was not created: error {error}");
         }
         text(&mut &body[..]).context("a path is expected")
     }
 
-    /// All children, by their numbers.
+    /// Returns all children, sorted by their sequence numbers.
     async fn children(&self) -> Result<Vec<String>> {
-        let (_, body) = self.wire.call(8, &Body::default().text(&self.parent).flag(false)).await?;
+        let (_, body) = self.connection.call(8, &Body::default().text(&self.parent).flag(false)).await?;
         let rest = &mut &body[..];
         let count = int(rest).context("a list is expected")?;
         let mut names: Vec<String> = (0..count).filter_map(|_| text(rest)).collect();
@@ -111,7 +112,7 @@ fn number(name: &str) -> &str {
 impl Caller for RawCaller {
     async fn pairs(&mut self, count: u32) -> Result<()> {
         for _ in 0..count {
-            // In one breath: without a look at the queue nobody knows who has the mutex.
+            // Sent together: only the list of the children shows which node owns the mutex.
             let (node, names) = tokio::join!(self.create(), self.children());
             self.node = Some(node?);
             if names?.len() != 1 {
@@ -129,15 +130,15 @@ impl Caller for RawCaller {
         let mut woken = SystemClock.now();
         loop {
             let names = self.children().await?;
-            let at = names.iter().position(|name| *name == own).context("the own node is gone")?;
+            let at = names.iter().position(|name| *name == own).context("the own node does not exist")?;
             if at == 0 {
                 return Ok(woken);
             }
             let before = format!("{}/{}", self.parent, names[at - 1]);
-            let gone = self.wire.event(&before);
-            let (error, _) = self.wire.call(4, &Body::default().text(&before).flag(true)).await?;
+            let deleted = self.connection.event(&before);
+            let (error, _) = self.connection.call(4, &Body::default().text(&before).flag(true)).await?;
             if error == 0 {
-                gone.await?;
+                deleted.await?;
             }
             woken = SystemClock.now();
         }
@@ -145,13 +146,13 @@ impl Caller for RawCaller {
 
     async fn release(&mut self) -> Result<()> {
         if let Some(node) = self.node.take() {
-            self.wire.call(2, &Body::default().text(&node).int(-1)).await?;
+            self.connection.call(2, &Body::default().text(&node).int(-1)).await?;
         }
         Ok(())
     }
 }
 
-// ===== the wire =====
+// ===== protocol =====
 
 /// A request under construction.
 #[derive(Default)]
@@ -174,7 +175,7 @@ impl Body {
         self
     }
 
-    fn everybody(self) -> Self {
+    fn open_acl(self) -> Self {
         self.int(1).int(31).text("world").text("anyone")
     }
 }
@@ -194,8 +195,8 @@ fn text(rest: &mut &[u8]) -> Option<String> {
 
 type Answer = (i32, Vec<u8>);
 
-/// One session, many requests under way at once.
-struct Wire {
+/// One session with many requests in flight.
+struct RawConnection {
     requests: mpsc::UnboundedSender<Vec<u8>>,
     state: Arc<Mutex<State>>,
 }
@@ -206,18 +207,18 @@ struct State {
     events: HashMap<String, Vec<oneshot::Sender<()>>>,
 }
 
-impl Wire {
+impl RawConnection {
     async fn connect() -> Result<Arc<Self>> {
         let url = address()?;
         let host = url.hosts().first().context("the URL names no server")?;
         let stream = TcpStream::connect((&*host.name, host.port.unwrap_or(2181))).await?;
         stream.set_nodelay(true)?;
         let (mut reader, mut writer) = stream.into_split();
-        let mut hello = Body::default().int(44).int(0).int(0).int(0).int(60_000).int(0).int(0).int(16);
-        hello.0.extend([0; 16]);
-        writer.write_all(&hello.0).await?;
-        let mut granted = vec![0; usize::try_from(reader.read_i32().await?)?];
-        reader.read_exact(&mut granted).await?;
+        let mut connect = Body::default().int(44).int(0).int(0).int(0).int(60_000).int(0).int(0).int(16);
+        connect.0.extend([0; 16]);
+        writer.write_all(&connect.0).await?;
+        let mut connected = vec![0; usize::try_from(reader.read_i32().await?)?];
+        reader.read_exact(&mut connected).await?;
         let (requests, mut queue) = mpsc::unbounded_channel::<Vec<u8>>();
         let state = Arc::new(Mutex::new(State::default()));
         tokio::spawn(async move {
@@ -237,7 +238,7 @@ impl Wire {
                 reader.read_exact(&mut frame).await?;
                 lock(&shared).take(&frame);
             }
-            #[allow(unreachable_code, reason = "names the error")]
+            #[allow(unreachable_code, reason = "sets the error type")]
             anyhow::Ok(())
         });
         Ok(Arc::new(Self { requests, state }))
@@ -249,7 +250,7 @@ impl Wire {
         let mut request = Body::default().int(length).int(1).int(kind).0;
         request.extend(&body.0);
         {
-            // In one step: answers come in the order of the requests.
+            // Under one lock, since answers arrive in the order of the requests.
             let mut state = lock(&self.state);
             state.waiting.push_back(to);
             self.requests.send(request).ok().context("the connection is broken")?;
@@ -257,7 +258,7 @@ impl Wire {
         Ok(answer.await?)
     }
 
-    /// Completes when a watch on this node fires.
+    /// Returns a receiver that completes when a watch on this node fires.
     fn event(&self, path: &str) -> oneshot::Receiver<()> {
         let (to, fired) = oneshot::channel();
         lock(&self.state).events.entry(path.to_owned()).or_default().push(to);

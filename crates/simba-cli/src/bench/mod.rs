@@ -1,6 +1,6 @@
-//! `simba bench`: what the given store does, measured with the program that will use it.
+//! `simba bench`: measures the given store with the program that will use it.
 
-mod place;
+mod location;
 mod progress;
 mod start;
 mod subject;
@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use simba_measure::held::{Held, punctuality};
 use simba_measure::{Effort, Row, Target as _, Unit, handover, pairs};
 use simba_mutex::clock::within;
-use simba_mutex::{Backend, Error, Guard, Lease, Settings, Simba, SystemClock};
+use simba_mutex::spi::Backend;
+use simba_mutex::{Error, Guard, Lease, Settings, Simba, SystemClock};
 use tokio::runtime::Builder;
 
 use crate::args::BenchArgs;
@@ -20,57 +21,57 @@ use crate::failure::{Failure, Outcome, code};
 use crate::output::{Table, print};
 use crate::run::by_signal;
 use crate::signals::Signals;
-use place::Place;
+use location::Location;
 use progress::Progress;
 use subject::{Subject, mutex};
 
-/// How long to take leave of the store.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// Time limit for closing the store.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
-/// Measures the store, and tells what was found.
+/// Measures the store and prints the results.
 pub(crate) fn bench(settings: &Settings, args: &BenchArgs) -> Outcome {
-    // As many threads as a service has.
+    // As many threads as a service uses.
     let runtime = Builder::new_multi_thread().enable_all().build();
     let runtime = runtime
-        .map_err(|error| Failure::new(code::UNAVAILABLE, format!("the system gives no runtime: {error}")))?;
-    let outcome = runtime.block_on(alone(settings, args));
+        .map_err(|error| Failure::new(code::UNAVAILABLE, format!("cannot create a runtime: {error}")))?;
+    let outcome = runtime.block_on(run_alone(settings, args));
     runtime.shutdown_background();
     outcome
 }
 
-/// Two at once would measure each other, and on the same names: so it runs under a mutex itself.
-async fn alone(settings: &Settings, args: &BenchArgs) -> Outcome {
-    let mut signals = Signals::hear()
-        .map_err(|error| Failure::new(code::UNAVAILABLE, format!("cannot listen to signals: {error}")))?;
-    // The store that is meant must be there, whatever is measured instead of it.
+/// Runs the benchmark under a mutex of its own: two at once would measure each other, and use the same names.
+async fn run_alone(settings: &Settings, args: &BenchArgs) -> Outcome {
+    let mut signals = Signals::listen_without_reaping()
+        .map_err(|error| Failure::new(code::UNAVAILABLE, format!("cannot handle signals: {error}")))?;
+    // The given store must be reachable, even if another file is measured instead.
     let backend = simba_mutex::backend(&settings.url).await?;
-    let place = Place::of(&settings.url)?;
-    let backend = if place.url == settings.url {
+    let location = Location::of(&settings.url)?;
+    let backend = if location.url == settings.url {
         backend
     } else {
-        within(&SystemClock, FAREWELL, backend.close()).await;
-        simba_mutex::backend(&place.url).await?
+        within(&SystemClock, SHUTDOWN_LIMIT, backend.close()).await;
+        simba_mutex::backend(&location.url).await?
     };
-    let subject = Subject::new(&place.url, &*backend, args);
+    let subject = Subject::new(&location.url, &*backend, args);
     let simba = Simba::builder(Arc::clone(&backend)).build();
     let locker = simba.locker(mutex("alone", 0)?);
     let Some(guard) = locker.try_lock().await? else {
-        let message = format!("another `simba bench` measures {} already: wait for it", settings.url);
+        let message = format!("another `simba bench` already measures {}: wait for it", settings.url);
         return Err(Failure::new(code::NOT_ACQUIRED, message));
     };
     let outcome = tokio::select! {
         biased;
-        signal = signals.end() => Ok(by_signal(signal)),
-        told = under(&guard, &*backend, &subject, settings, args) => told,
+        signal = signals.termination() => Ok(by_signal(signal)),
+        outcome = measure_under(&guard, &*backend, &subject, settings, args) => outcome,
     };
-    // Whatever was cut off gives back what it holds.
-    within(&SystemClock, FAREWELL, subject.shut_down()).await;
+    // A cancelled measurement releases what it holds.
+    within(&SystemClock, SHUTDOWN_LIMIT, subject.shut_down()).await;
     drop(guard);
-    within(&SystemClock, FAREWELL, simba.shutdown()).await;
+    within(&SystemClock, SHUTDOWN_LIMIT, simba.shutdown()).await;
     outcome
 }
 
-async fn under(
+async fn measure_under(
     guard: &Guard,
     backend: &dyn Backend,
     subject: &Subject,
@@ -89,9 +90,9 @@ async fn under(
     print(&format!("{}: {store}\n\n{table}\n{FOOT}", subject.name()))
 }
 
-/// Below the table.
+/// The text below the table.
 const FOOT: &str = "\
-pairs: lock and release, uncontended; the floor is the same store without the engine, in turns with ours
+pairs: lock and release, uncontended; the floor is the same store without the engine, alternating with ours
 hand-over: from the call of release to the return of the next waiter's lock
 ";
 
@@ -99,29 +100,29 @@ async fn measure(backend: &dyn Backend, subject: &Subject, args: &BenchArgs) -> 
     let effort = if args.quick { Effort::Quick } else { Effort::Full };
     let progress = Progress::new(5);
     let mut rows = Vec::new();
-    progress.tell(1, "a round trip");
+    progress.show(1, "a round trip");
     rows.extend(round_trip(backend, subject).await);
-    // Before the others leave memory behind that they have freed.
-    progress.tell(2, "many held mutexes");
+    // First of all, before other measurements leave freed memory behind.
+    progress.show(2, "many held mutexes");
     rows.extend(held(subject, effort).await.map_err(failure)?);
-    progress.tell(3, "uncontended pairs");
+    progress.show(3, "uncontended pairs");
     rows.extend(pairs::measure(subject, effort).await.map_err(failure)?);
-    progress.tell(4, "hand-over");
+    progress.show(4, "hand-over");
     rows.extend(handover::measure(subject, effort).await.map_err(failure)?);
     if subject.is_embedded() {
-        progress.tell(5, "the start of a command");
+        progress.show(5, "the start of a command");
         rows.extend(start::measure(subject, effort).await?);
     }
     Ok(rows)
 }
 
-/// What the store takes for one question, if it answers it.
+/// Measures one call to the store; `None` if the store has no probe.
 async fn round_trip(backend: &dyn Backend, subject: &Subject) -> Option<Row> {
     let probe = backend.operate()?.probe().await.ok()?;
     Some(Row::new(subject, "round trip", Unit::Micros, probe.round_trip.as_secs_f64() * 1e6))
 }
 
-/// Memory of each, and with more effort how punctual the renewals of a short lease are.
+/// Measures the memory of each mutex, and in a full run how punctual the renewals of a short lease are.
 async fn held(subject: &Subject, effort: Effort) -> anyhow::Result<Vec<Row>> {
     let (count, rounds) = (subject.many(), effort.pick(0, 3));
     let lease = Lease::new(Duration::from_secs(3), Duration::from_secs(2))?;

@@ -1,8 +1,8 @@
-//! How far it is, for somebody who looks at a terminal.
+//! The progress of a benchmark, on a terminal.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-/// One line that is written anew. Nothing where nobody looks.
+/// One line that is overwritten. Prints nothing if stderr is no terminal.
 pub(crate) struct Progress {
     on: bool,
     steps: usize,
@@ -13,8 +13,8 @@ impl Progress {
         Self { on: io::stderr().is_terminal(), steps }
     }
 
-    /// What is measured now.
-    pub(crate) fn tell(&self, step: usize, what: &str) {
+    /// Shows what is measured now.
+    pub(crate) fn show(&self, step: usize, what: &str) {
         if self.on {
             let _ = write!(io::stderr(), "\r\x1b[K{step}/{} measuring {what} …", self.steps);
         }

@@ -1,4 +1,4 @@
-//! How soon `simba run` starts a command, beside flock(1).
+//! Measures how long `simba run` takes to start a command, beside flock(1).
 
 use std::env;
 use std::io::{self, Read as _};
@@ -12,7 +12,7 @@ use simba_measure::{Effort, Row, Unit};
 use super::subject::{Subject, mutex};
 use crate::failure::{Failure, code};
 
-/// From the call to the first word of the command; the floor is flock(1), where it is installed.
+/// Measures the time from the call to the first output of the command; the floor is flock(1), if it is installed.
 pub(crate) async fn measure(subject: &Subject, effort: Effort) -> Result<Vec<Row>, Failure> {
     let (url, name) = (subject.url().to_string(), mutex("start", 0)?);
     let timed = tokio::task::spawn_blocking(move || {
@@ -34,22 +34,22 @@ fn no_start(error: &io::Error) -> Failure {
     Failure::new(code::NOT_EXECUTABLE, format!("the start of a command cannot be measured: {error}"))
 }
 
-/// In order; those of flock(1) are none if there is no flock(1).
+/// Sorted times; those of flock(1) are empty if it is not installed.
 struct Times {
     ours: Vec<Duration>,
     flock: Vec<Duration>,
 }
 
-/// In turns, so that a busy moment of the machine hits both; the first round warms up.
+/// Measures both alternately, so that load on the machine affects both; the first round warms up.
 fn times(program: &Path, words: &[&str], rounds: usize) -> io::Result<Times> {
     let (mut ours, mut flock) = (Vec::new(), Vec::new());
     for round in 0..=rounds {
-        let our_time = first_word(Command::new(program).args(words))?;
-        // Any file will do, and this one is there already.
-        let its_time = first_word(Command::new("flock").arg(program));
+        let our_time = first_output(Command::new(program).args(words))?;
+        // flock(1) needs an existing file; the program is one.
+        let flock_time = first_output(Command::new("flock").arg(program));
         if round > 0 {
             ours.push(our_time);
-            flock.extend(its_time);
+            flock.extend(flock_time);
         }
     }
     ours.sort_unstable();
@@ -57,17 +57,17 @@ fn times(program: &Path, words: &[&str], rounds: usize) -> io::Result<Times> {
     Ok(Times { ours, flock })
 }
 
-/// How long it takes until the command under the lock says something.
-fn first_word(lock: &mut Command) -> io::Result<Duration> {
+/// Returns the time until the command under the lock prints something.
+fn first_output(lock: &mut Command) -> io::Result<Duration> {
     let begun = Instant::now();
     let lock = lock.args(["echo", "."]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = lock.spawn()?;
-    let mut word = [0];
-    let heard = match child.stdout.take() {
-        Some(mut out) => out.read_exact(&mut word),
+    let mut byte = [0];
+    let read = match child.stdout.take() {
+        Some(mut out) => out.read_exact(&mut byte),
         None => Err(io::ErrorKind::BrokenPipe.into()),
     };
     let time = begun.elapsed();
     child.wait()?;
-    heard.map(|()| time)
+    read.map(|()| time)
 }

@@ -1,19 +1,20 @@
-//! The store of a URL, as something to measure.
+//! The store of a URL, as a target of measurements.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use simba_measure::Target;
-use simba_mutex::{Backend, ConnectUrl, Error, MutexName, Simba, async_trait};
+use simba_mutex::spi::{Backend, ConnectUrl, async_trait};
+use simba_mutex::{Error, MutexName, Simba};
 
 use crate::args::BenchArgs;
 
-/// A name of the benchmark. The same ones every time: a store keeps a line for every name it has ever seen.
+/// Returns a mutex name of the benchmark. The names are always the same, because a store keeps an entry for each.
 pub(crate) fn mutex(kind: &str, n: usize) -> Result<MutexName, Error> {
     MutexName::new(format!("simba-bench:{kind}:{n}"))
 }
 
-/// What is measured.
+/// The store that is measured.
 #[derive(Debug)]
 pub(crate) struct Subject {
     url: ConnectUrl,
@@ -21,7 +22,7 @@ pub(crate) struct Subject {
     tasks: usize,
     waiters: usize,
     held: usize,
-    /// All that was opened, so that it can be closed early.
+    /// All open handles, so that an interrupted benchmark can close them.
     handles: Mutex<Vec<Simba>>,
 }
 
@@ -41,12 +42,12 @@ impl Subject {
         &self.url
     }
 
-    /// Whether it is a file, for which flock(1) would be the choice.
+    /// Returns whether the store is a file, for which flock(1) is the alternative.
     pub(crate) fn is_embedded(&self) -> bool {
         self.url.scheme() == "sqlite"
     }
 
-    /// Frees everything that is still held.
+    /// Releases everything that is still held.
     pub(crate) async fn shut_down(&self) {
         let handles = std::mem::take(&mut *self.handles.lock().unwrap_or_else(PoisonError::into_inner));
         for handle in handles {
@@ -75,7 +76,7 @@ impl Target for Subject {
         Ok(mutex(kind, n)?)
     }
 
-    /// A session that nobody tells to look again would wait for ever if it missed its wake-up.
+    /// Returns false: a session without a poll would wait for ever if it missed its notification.
     fn raw_waits(&self) -> bool {
         false
     }

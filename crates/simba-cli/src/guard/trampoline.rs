@@ -1,4 +1,4 @@
-//! The last step before the command: ties its life to the guard's, then becomes it.
+//! The last step before the command: makes the kernel kill the command when the guard dies, then executes it.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -10,23 +10,23 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-use crate::failure::{code, say};
+use crate::failure::{code, print_error};
 use crate::terminal::Terminal;
 
-/// The hidden word that starts it: then the guard's process id, whether to wait for the terminal (not if
-/// `0`), the command.
-pub(crate) const WORD: &str = "__exec";
+/// The hidden subcommand. Its arguments: the process id of the guard, whether to wait for the terminal (not if `0`),
+/// the command.
+pub(crate) const SUBCOMMAND: &str = "__exec";
 
 /// How long to wait for the terminal; without it the command would be stopped at its first read.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TERMINAL_LIMIT: Duration = Duration::from_secs(1);
 
-/// Becomes the command. Comes back only if that fails.
+/// Executes the command in this process. Returns only if that fails.
 pub(crate) fn exec(words: &[OsString]) -> ExitCode {
     let [guard, foreground, program, args @ ..] = words else { return ExitCode::from(code::NOT_EXECUTABLE) };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        return refuse(program, &error.into());
+        return fail(program, &error.into());
     }
-    // Nobody would tell of a guard that ended before the line above.
+    // A guard that ended before the line above would not be noticed.
     let guard = guard.to_str().and_then(|text| Pid::from_raw(text.parse().ok()?));
     if guard.is_none() || getppid() != guard {
         return ExitCode::from(code::NOT_EXECUTABLE);
@@ -34,25 +34,25 @@ pub(crate) fn exec(words: &[OsString]) -> ExitCode {
     if foreground != "0" {
         await_terminal(&Terminal::find());
     }
-    // `simba` and the guard block signals, and a mask outlives an exec.
+    // `simba` and the guard block signals, and exec keeps the mask.
     let _ = SigSet::empty().thread_set_mask();
-    refuse(program, &Command::new(program).args(args).exec())
+    fail(program, &Command::new(program).args(args).exec())
 }
 
-/// `simba` gives the terminal to our group; to ask for it ourselves would stop us.
+/// Waits until `simba` gives the terminal to our group: taking it ourselves would stop this process.
 fn await_terminal(terminal: &Terminal) {
     let begun = Instant::now();
-    while terminal.group().is_some() && !terminal.is_ours() && begun.elapsed() < PATIENCE {
+    while terminal.group().is_some() && !terminal.is_ours() && begun.elapsed() < TERMINAL_LIMIT {
         thread::sleep(Duration::from_micros(200));
     }
 }
 
-fn refuse(program: &OsString, error: &std::io::Error) -> ExitCode {
+fn fail(program: &OsString, error: &std::io::Error) -> ExitCode {
     let program = program.display();
     if error.kind() == ErrorKind::NotFound {
-        say(&format!("`{program}` was not found: check the spelling, or give its path"));
+        print_error(&format!("`{program}` was not found: check the spelling, or give its path"));
         return ExitCode::from(code::NOT_FOUND);
     }
-    say(&format!("`{program}` cannot be executed: {error}"));
+    print_error(&format!("`{program}` cannot be executed: {error}"));
     ExitCode::from(code::NOT_EXECUTABLE)
 }

@@ -1,4 +1,4 @@
-//! The tree of processes below one, and how to fell it.
+//! The descendants of a process, and how to kill them.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-/// A process, told from a later one with the same number.
+/// A process, distinguished from a later one with the same id by its start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Process {
     pid: i32,
     started: u64,
 }
 
-/// What `/proc` says of one process.
+/// What `/proc` shows about one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
     process: Process,
@@ -25,19 +25,24 @@ struct Stat {
     dead: bool,
 }
 
-/// Kills everything below `root`, whatever it forks meanwhile, and waits until all of it is gone.
+/// Kills all descendants of `root`, including those that they fork meanwhile, and waits for their end.
 ///
-/// `gone` is asked between two looks: it reaps, and says whether the kernel knows of nobody any more, which no
-/// look at `/proc` can tell for sure. False if something is left when the time is up: a process that the kernel
-/// does not let go of, or one of another user.
-pub(crate) fn fell(root: Pid, spared: &Spared, limit: Duration, mut gone: impl FnMut() -> bool) -> bool {
+/// `all_gone` is called between two scans: it reaps, and returns whether the kernel has no more children of ours, which
+/// no scan of `/proc` can tell for sure. Returns false if processes are left after `limit`: one that the kernel does
+/// not end, or one of another user.
+pub(crate) fn kill_all(
+    root: Pid,
+    excluded: &Excluded,
+    limit: Duration,
+    mut all_gone: impl FnMut() -> bool,
+) -> bool {
     let begun = Instant::now();
     loop {
-        if gone() {
+        if all_gone() {
             return true;
         }
-        stand_still(root, spared).iter().for_each(|process| signal(*process, Signal::KILL));
-        if gone() {
+        stop_all(root, excluded).iter().for_each(|process| signal(*process, Signal::KILL));
+        if all_gone() {
             return true;
         }
         if begun.elapsed() > limit {
@@ -47,13 +52,13 @@ pub(crate) fn fell(root: Pid, spared: &Spared, limit: Duration, mut gone: impl F
     }
 }
 
-/// Children that were there before: a shell may have left them to the program that it became.
+/// Children that existed before: a shell may leave them to the program that replaces it.
 #[derive(Debug, Default)]
-pub(crate) struct Spared(HashSet<Process>);
+pub(crate) struct Excluded(HashSet<Process>);
 
-impl Spared {
-    /// Whoever is a child of this process now.
-    pub(crate) fn of_today(root: Pid) -> Self {
+impl Excluded {
+    /// Returns the current children of this process.
+    pub(crate) fn children_of(root: Pid) -> Self {
         let children = listed_children(root).unwrap_or_else(|| {
             let root = root.as_raw_nonzero().get();
             all().filter(|stat| stat.parent == root).collect()
@@ -61,18 +66,19 @@ impl Spared {
         Self(children.into_iter().map(|stat| stat.process).collect())
     }
 
-    /// Whether nobody else below `root` is alive, as far as two looks can tell: a process that forks and ends
-    /// may slip through one.
-    pub(crate) fn are_alone(&self, root: Pid) -> bool {
-        (0..2).all(|_| below(root, self).iter().all(|stat| stat.dead))
+    /// Returns whether no other descendant of `root` is alive, as far as two scans can tell: a single scan may miss a
+    /// process that forks and ends.
+    pub(crate) fn no_others_alive(&self, root: Pid) -> bool {
+        (0..2).all(|_| descendants(root, self).iter().all(|stat| stat.dead))
     }
 }
 
-/// Stops everything below `root`, until a look finds nothing new: what stands still forks no more.
-fn stand_still(root: Pid, spared: &Spared) -> HashSet<Process> {
+/// Stops all descendants of `root`, until a scan finds no new one: a stopped process does not fork.
+fn stop_all(root: Pid, excluded: &Excluded) -> HashSet<Process> {
     let mut stopped = HashSet::new();
     loop {
-        let found = below(root, spared).into_iter().filter(|stat| !stat.dead).map(|stat| stat.process);
+        let found =
+            descendants(root, excluded).into_iter().filter(|stat| !stat.dead).map(|stat| stat.process);
         let new: Vec<Process> = found.filter(|process| !stopped.contains(process)).collect();
         if new.is_empty() {
             return stopped;
@@ -84,21 +90,20 @@ fn stand_still(root: Pid, spared: &Spared) -> HashSet<Process> {
     }
 }
 
-/// Signals this very process and no later one with its number. One of another user is left to the look that
-/// follows.
+/// Signals this process and no later one with the same id. A process of another user is left to the next scan.
 fn signal(process: Process, what: Signal) {
     let Some(pid) = Pid::from_raw(process.pid) else { return };
     let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return };
-    // The handle may be of a later process; what it shows of itself tells.
+    // The handle may belong to a later process: compare the start time.
     if stat(process.pid).is_some_and(|found| found.process == process) {
         let _ = pidfd_send_signal(handle, what);
     }
 }
 
-/// All processes below `root`, parents before their children.
-fn below(root: Pid, spared: &Spared) -> Vec<Stat> {
+/// Returns all descendants of `root`, parents before their children.
+fn descendants(root: Pid, excluded: &Excluded) -> Vec<Stat> {
     let mut children: HashMap<i32, Vec<Stat>> = HashMap::new();
-    for stat in all().filter(|stat| !spared.0.contains(&stat.process)) {
+    for stat in all().filter(|stat| !excluded.0.contains(&stat.process)) {
         children.entry(stat.parent).or_default().push(stat);
     }
     let mut found = Vec::new();
@@ -112,17 +117,17 @@ fn below(root: Pid, spared: &Spared) -> Vec<Stat> {
     found
 }
 
-/// Who started this process, or took it over; none if that one is out of sight.
+/// Returns the parent of a process; `None` if it is not visible.
 pub(crate) fn parent_of(pid: Pid) -> Option<Pid> {
     Pid::from_raw(stat(pid.as_raw_nonzero().get())?.parent)
 }
 
-/// The group that this process is in; none if it is one of outside a container.
+/// Returns the group of this process; `None` if it is a group outside the container.
 pub(crate) fn own_group() -> Option<Pid> {
     Pid::from_raw(stat(getpid().as_raw_nonzero().get())?.group)
 }
 
-/// Whether no shell cares for our group: the first process above it is of another session, or out of sight.
+/// Returns whether no shell controls our group: the first process above it is in another session, or not visible.
 pub(crate) fn is_orphaned() -> bool {
     let Some(own) = stat(getpid().as_raw_nonzero().get()) else { return true };
     let mut next = own;
@@ -135,12 +140,12 @@ pub(crate) fn is_orphaned() -> bool {
     true
 }
 
-/// Whether `/proc` shows the processes that we see, under the numbers by which we know them.
-pub(crate) fn is_in_sight() -> bool {
+/// Returns whether `/proc` shows our processes under the ids by which we know them.
+pub(crate) fn is_proc_usable() -> bool {
     fs::read_link("/proc/self").is_ok_and(|own| own.to_str() == Some(&getpid().to_string()))
 }
 
-/// The children as the kernel lists them, which not every kernel does: far less to read than all processes.
+/// Returns the children as the kernel lists them, which is cheaper than a scan. Not every kernel supports it.
 fn listed_children(root: Pid) -> Option<Vec<Stat>> {
     let mut found = Vec::new();
     for thread in fs::read_dir(format!("/proc/{root}/task")).ok()?.flatten() {
@@ -159,14 +164,14 @@ fn stat(pid: i32) -> Option<Stat> {
     parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// `pid (name) state parent …`; the name may hold anything, also brackets and blanks.
+/// Parses `pid (name) state parent …`; the name may contain anything, also brackets and blanks.
 fn parse(text: &str) -> Option<Stat> {
     let (pid, _) = text.split_once(' ')?;
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let dead = matches!(fields.next()?, "Z" | "X");
     let mut number = || fields.next()?.parse().ok();
     let (parent, group, session) = (number()?, number()?, number()?);
-    // The 22nd field of all, of which the first two are gone and four were taken.
+    // The 22nd field, of which the first two are cut off and four were read.
     let started = fields.nth(15)?.parse().ok()?;
     Some(Stat { process: Process { pid: pid.parse().ok()?, started }, parent, group, session, dead })
 }
@@ -180,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_brackets_and_blanks_is_read() {
+    fn name_with_brackets_and_blanks_is_parsed() {
         let line = "12 (a) b (c) S 7 13 14 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9";
         let stat = parse(line).unwrap();
         assert_eq!((stat.process.pid, stat.parent, stat.process.started, stat.dead), (12, 7, 4711, false));
@@ -190,18 +195,18 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_that_forks_sets_sessions_up_and_ignores_signals_is_felled() {
+    fn tree_that_forks_creates_sessions_and_ignores_signals_is_killed() {
         set_child_subreaper(Some(getpid())).unwrap();
         let script =
             "trap '' TERM; (setsid sleep 1000 &) ; (sh -c 'trap \"\" TERM; sleep 1000' &); sleep 1000";
-        let nobody = Spared::default();
+        let none = Excluded::default();
         let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
         let begun = Instant::now();
-        while below(getpid(), &nobody).len() < 4 {
-            assert!(begun.elapsed() < Duration::from_secs(10), "the tree does not grow");
+        while descendants(getpid(), &none).len() < 4 {
+            assert!(begun.elapsed() < Duration::from_secs(10), "the tree has too few processes");
             thread::sleep(Duration::from_millis(5));
         }
-        let felled = fell(getpid(), &nobody, Duration::from_secs(5), || {
+        let killed = kill_all(getpid(), &none, Duration::from_secs(5), || {
             loop {
                 match wait(WaitOptions::NOHANG) {
                     Ok(Some(_)) => {}
@@ -209,7 +214,7 @@ mod tests {
                 }
             }
         });
-        assert!(felled && below(getpid(), &nobody).is_empty(), "{:?}", below(getpid(), &nobody));
+        assert!(killed && descendants(getpid(), &none).is_empty(), "{:?}", descendants(getpid(), &none));
         drop(child);
     }
 }

@@ -1,29 +1,30 @@
-//! The store under test, behind a network that can be broken.
+//! The store under test, behind a network with injected faults.
 
 use std::fmt::Display;
 use std::sync::Arc;
 
-use simba_mutex::{ConnectUrl, Host, Result, SystemClock, backend};
+use simba_mutex::spi::{ConnectUrl, Host};
+use simba_mutex::{Result, SystemClock, backend};
 use simba_tck::{Connection, FaultProxy, FaultyBackend, Fixture, Profile, Switch, async_trait};
 
 /// The store under test.
 #[derive(Clone, Debug)]
 pub(super) struct Store {
     url: ConnectUrl,
-    /// The server that the faults are in front of; nothing if they are in front of the backend.
+    /// The server behind the fault proxy; `None` if the faults are injected into the backend.
     server: Option<Host>,
 }
 
 impl Store {
-    /// Connects once, so that a store out of reach is one error and not a hundred.
+    /// Connects once, so that an unreachable store is one error and not a hundred.
     ///
     /// # Errors
     ///
-    /// What the store's own `connect` says.
+    /// The error of the store's own `connect`.
     pub(super) async fn find(url: &ConnectUrl) -> Result<Self> {
-        // Of several servers the first that lets us in: the certificate of each may be for its own name.
+        // Uses the first server that accepts the connection: each certificate may be for one server name only.
         for server in servers(url) {
-            if backend(&by_way_of(&server, url, &server)?).await.is_ok() {
+            if backend(&with_address(&server, url, &server)?).await.is_ok() {
                 return Ok(Self { url: url.clone(), server: Some(server) });
             }
         }
@@ -31,15 +32,15 @@ impl Store {
         Ok(Self { url: url.clone(), server: None })
     }
 
-    async fn behind_a_proxy(&self, server: &Host) -> Result<Connection> {
+    async fn behind_proxy(&self, server: &Host) -> Result<Connection> {
         let proxy = FaultProxy::start(server).await;
-        let proxy = proxy.unwrap_or_else(|error| panic!("the system gives no proxy: {error}"));
+        let proxy = proxy.unwrap_or_else(|error| panic!("cannot start the proxy: {error}"));
         let proxy = if self.url.scheme().starts_with("etcd") { proxy.for_http2() } else { proxy };
-        let backend = backend(&by_way_of(&proxy.address(), &self.url, server)?).await?;
+        let backend = backend(&with_address(&proxy.address(), &self.url, server)?).await?;
         Ok(Connection { backend, network: Arc::new(proxy) })
     }
 
-    async fn behind_a_switch(&self) -> Result<Connection> {
+    async fn behind_switch(&self) -> Result<Connection> {
         let (backend, network) = (backend(&self.url).await?, Switch::new());
         let faulty = FaultyBackend::over(backend, SystemClock, Arc::<Switch>::clone(&network));
         Ok(Connection::new(faulty, network))
@@ -50,10 +51,10 @@ impl Store {
 impl Fixture for Store {
     async fn connect(&self) -> Connection {
         let connection = match &self.server {
-            Some(server) => self.behind_a_proxy(server).await,
-            None => self.behind_a_switch().await,
+            Some(server) => self.behind_proxy(server).await,
+            None => self.behind_switch().await,
         };
-        connection.unwrap_or_else(|error| panic!("the store cannot be connected to: {error}"))
+        connection.unwrap_or_else(|error| panic!("cannot connect to the store: {error}"))
     }
 
     fn profile(&self) -> Profile {
@@ -64,8 +65,8 @@ impl Fixture for Store {
     }
 }
 
-/// The servers of a store whose client keeps its session alive by itself, each with its port. Who is to be taken for
-/// dead there must not reach them at all: a backend that is not asked any more is not enough.
+/// Returns the servers of a store whose client renews its session in the background, each with its port. There, a
+/// contender counts as dead only if the network is cut; blocking the calls of the backend is not enough.
 fn servers(url: &ConnectUrl) -> Vec<Host> {
     let port = match url.scheme() {
         "zookeeper" | "zookeepers" if has_tls(url) => 2281,
@@ -84,9 +85,9 @@ fn has_tls(url: &ConnectUrl) -> bool {
     url.scheme().ends_with('s') || url.query("tls").is_some()
 }
 
-/// The same store, by this address instead of all that the URL names. It is that of `server`, and so is the
-/// certificate.
-fn by_way_of(address: &impl Display, url: &ConnectUrl, server: &Host) -> Result<ConnectUrl> {
+/// Returns the URL with this address instead of all servers. The address leads to `server`, whose certificate is
+/// expected.
+fn with_address(address: &impl Display, url: &ConnectUrl, server: &Host) -> Result<ConnectUrl> {
     let user = url.user().map(|user| encode(user) + "@").unwrap_or_default();
     let path: Vec<_> = url.path().split('/').map(encode).collect();
     let own_name = ("tls-name", server.name.as_str());
@@ -104,7 +105,7 @@ fn by_way_of(address: &impl Display, url: &ConnectUrl, server: &Host) -> Result<
     })
 }
 
-/// For any part of a URL.
+/// Percent-encodes any part of a URL.
 fn encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let shown = |byte: u8| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") };
@@ -121,11 +122,11 @@ mod tests {
 
     fn by_proxy(text: &str) -> ConnectUrl {
         let url = url(text);
-        by_way_of(&"127.0.0.1:9", &url, &servers(&url)[0]).unwrap()
+        with_address(&"127.0.0.1:9", &url, &servers(&url)[0]).unwrap()
     }
 
     #[test]
-    fn every_server_has_its_port() {
+    fn every_server_has_a_port() {
         let shown = |text| servers(&url(text)).iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(shown("etcd://a,b:1/x"), ["a:2379", "b:1"]);
         assert_eq!(shown("zookeeper://a"), ["a:2181"]);
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn another_address_changes_nothing_else() {
+    fn only_the_address_changes() {
         let same = [
             ("etcd://a,b", "etcd://127.0.0.1:9"),
             ("etcd://u%40:p%2F@a/x%20y/z", "etcd://u%40:p%2F@127.0.0.1:9/x%20y/z"),
@@ -144,7 +145,7 @@ mod tests {
             ("etcds://a?tls-name=b", "etcds://127.0.0.1:9?tls-name=b"),
         ];
         for (one, other) in same {
-            // Not by what is shown, which hides the secrets.
+            // Compares the URLs, because their text hides the secrets.
             assert!(by_proxy(one) == url(other), "{one}");
         }
     }

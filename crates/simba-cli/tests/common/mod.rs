@@ -1,7 +1,7 @@
-//! The real program, as a user types it, in a home of its own.
+//! Runs the real program with a home directory of its own.
 
-#![allow(dead_code, reason = "every test program takes what it needs")]
-#![allow(unreachable_pub, reason = "a module of tests, in every test program once more")]
+#![allow(dead_code, reason = "every test program uses a part of it")]
+#![allow(unreachable_pub, reason = "a module that every test program includes")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod pty;
@@ -18,19 +18,21 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long anything may take that is not waited for on purpose.
-pub const SOON: Duration = Duration::from_secs(30);
-/// The variable by which all processes below a `simba` are found.
+/// Time limit for conditions that should hold soon.
+pub const SOON: Duration = Duration::from_secs(60);
+/// Time limit for a whole program, such as a benchmark on a busy machine.
+pub const AT_MOST: Duration = Duration::from_secs(240);
+/// The variable that marks all processes below a `simba`.
 const TAG: &str = "TEST_TAG";
 
-/// A store and a home, for one test.
+/// A store and a home directory for one test.
 #[derive(Debug)]
 pub struct World {
     pub dir: TempDir,
     pub url: String,
 }
 
-/// How a `simba` ended.
+/// The result of a `simba`.
 #[derive(Debug)]
 pub struct Finished {
     pub status: ExitStatus,
@@ -43,20 +45,20 @@ impl Finished {
         self.status.code().unwrap_or_else(|| panic!("ended by {:?}: {self:?}", self.status.signal()))
     }
 
-    /// Checks the exit code, and shows everything if it is another.
+    /// Checks the exit code, and shows everything if it differs.
     #[track_caller]
     pub fn expect(self, code: i32) -> Self {
         assert_eq!(self.status.code(), Some(code), "{self:#?}");
         self
     }
 
-    /// Everything that was said.
-    pub fn said(&self) -> String {
+    /// Returns stdout and stderr.
+    pub fn output_text(&self) -> String {
         format!("{}{}", self.out, self.err)
     }
 }
 
-/// A `simba` that runs. Ends with all below it when it is dropped.
+/// A running `simba`. Ends with all its descendants when it is dropped.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -64,17 +66,28 @@ pub struct Running {
     tag: String,
 }
 
+/// Returns the URL with limits that a server on a busy machine keeps. Calls that hold a mutex are limited by its lease.
+fn with_long_limits(url: &str) -> String {
+    let keys = match url.split(':').next() {
+        Some("postgres") => "statement_timeout=20s&connect_timeout=20s",
+        Some("redis") => "timeout=10s&connect_timeout=10s",
+        Some("mysql") => "connect-timeout=20s",
+        _ => return url.to_owned(),
+    };
+    format!("{url}{}{keys}", if url.contains('?') { '&' } else { '?' })
+}
+
 impl World {
-    /// A SQLite file of its own.
+    /// Creates a world with a SQLite file of its own.
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", dir.path().join("store.db").display());
         Self { dir, url }
     }
 
-    /// A server, set up.
+    /// Creates a world on a server, with its schema applied.
     pub fn on(url: &str) -> Self {
-        let world = Self { dir: tempfile::tempdir().unwrap(), url: url.to_owned() };
+        let world = Self { dir: tempfile::tempdir().unwrap(), url: with_long_limits(url) };
         world.run(&["schema", "--apply"]).expect(0);
         world
     }
@@ -83,7 +96,7 @@ impl World {
         self.dir.path().join(name)
     }
 
-    /// A place where a command waits for a line, without any process of its own.
+    /// Creates a fifo at which a command waits for a line without a process of its own.
     pub fn fifo(&self, name: &str) {
         assert!(tool("mkfifo").arg(self.path(name)).status().unwrap().success());
     }
@@ -92,9 +105,9 @@ impl World {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// `simba`, without a store.
+    /// Returns the command `simba` without a store.
     pub fn bare(&self) -> Command {
-        // Whoever started the tests in the background may have left signals ignored, and `simba` heeds that.
+        // Tests that were started in the background may inherit ignored signals, which `simba` keeps ignored.
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_simba"));
         for (name, _) in std::env::vars_os() {
@@ -108,7 +121,7 @@ impl World {
         command
     }
 
-    /// `simba --on` the store of this world.
+    /// Returns the command `simba --on` the store of this world.
     pub fn simba(&self, args: &[&str]) -> Command {
         let mut command = self.bare();
         command.args(["--on", &self.url]).args(args);
@@ -124,7 +137,17 @@ impl World {
         self.start(self.simba(args))
     }
 
-    /// Starts a command, with its output in files: a pipe would be kept open by whoever is left.
+    /// Waits until a mutex has this many waiters. Returns at once on a store that does not count them.
+    #[track_caller]
+    pub fn until_waiting(&self, mutex: &str, count: u64) {
+        until_true("waiter in the queue", || {
+            let status = self.run(&["status", mutex, "--json"]).expect(0).out;
+            let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+            status[0]["waiters"].as_u64().is_none_or(|waiters| waiters == count)
+        });
+    }
+
+    /// Starts a command with its output in files: remaining processes would keep a pipe open.
     pub fn start(&self, mut command: Command) -> Running {
         let tag = format!("{}-{}", std::process::id(), fresh());
         let files = self.path(&tag);
@@ -134,7 +157,7 @@ impl World {
     }
 }
 
-/// A number that no other call of this process gets.
+/// Returns a number that no other call of this process gets.
 pub fn fresh() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -165,7 +188,7 @@ impl Running {
         Finished { status, out: self.out(), err: self.err() }
     }
 
-    /// Waits for its end, and leaves what it left behind alone.
+    /// Waits for its end. Does not kill the processes that it left behind.
     #[track_caller]
     pub fn status(&mut self) -> ExitStatus {
         let begun = Instant::now();
@@ -173,21 +196,22 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(begun.elapsed() < 2 * SOON, "it does not end: {}{}", self.out(), self.err());
+            assert!(begun.elapsed() < AT_MOST, "it is still running: {}{}", self.out(), self.err());
             thread::sleep(Duration::from_millis(2));
         }
     }
 
-    pub fn is_over(&mut self) -> bool {
+    pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// The guard of the command.
+    /// Returns the guard of the command.
     pub fn guard(&self) -> i32 {
-        until("a guard", || children(self.pid()).first().copied())
+        // An earlier one may be about to exit.
+        until("a guard", || children(self.pid()).into_iter().find(|pid| is_guard(*pid) && !is_exiting(*pid)))
     }
 
-    /// All living processes that it started, whatever became of their parents, and itself.
+    /// Returns all live processes that it started, whatever became of their parents, and itself.
     pub fn processes(&self) -> Vec<i32> {
         let wanted = format!("{TAG}={}", self.tag);
         let tagged = |pid: &i32| {
@@ -197,22 +221,31 @@ impl Running {
         pids().filter(tagged).filter(|pid| is_alive(*pid)).collect()
     }
 
-    /// Those of them that are the command's and may still do something: not `simba`, not its guard, and nobody who
-    /// is killed and waits for a processor to end on.
+    /// Returns those processes of the command that can still act: not `simba`, not its guard, and none that is killed
+    /// and waits for a processor to exit.
     pub fn work(&self) -> Vec<i32> {
         let mut work = self.processes();
-        work.retain(|pid| *pid != self.pid() && !is_guard(*pid) && !is_doomed(*pid));
+        work.retain(|pid| *pid != self.pid() && !is_guard(*pid) && !is_exiting(*pid));
         work
+    }
+
+    /// Checks that no process of the command is left after `simba`. Its guard is idle, but may still exit.
+    #[track_caller]
+    pub fn assert_nothing_left(&self) {
+        let mut left = self.processes();
+        left.retain(|pid| !is_guard(*pid) && is_alive(*pid));
+        assert_eq!(left, Vec::<i32>::new(), "processes are left");
+        until_true("end of the guard", || self.processes().is_empty());
     }
 }
 
-/// Whether a process is a guard that has begun its work.
+/// Returns whether a process is a guard that has started to work.
 pub fn is_guard(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "simba-guard")
 }
 
-/// Whether a process runs no instruction of its own any more: it is killed, or on its way out.
-fn is_doomed(pid: i32) -> bool {
+/// Returns whether a process runs no instruction of its own any more: it is killed, or exiting.
+fn is_exiting(pid: i32) -> bool {
     const EXITING: u32 = 0x4;
     let flags = stat(pid, 6).and_then(|flags| flags.parse::<u32>().ok());
     let Some(flags) = flags else { return true };
@@ -226,7 +259,7 @@ fn is_doomed(pid: i32) -> bool {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Until a look finds nobody: what is killed may have forked.
+        // Repeats until a scan finds none: a process may have forked before it was killed.
         for _ in 0..100 {
             let left = self.processes();
             if left.is_empty() {
@@ -240,7 +273,7 @@ impl Drop for Running {
     }
 }
 
-/// Signals a process that may be gone.
+/// Signals a process, which may be gone.
 pub fn send(pid: i32, signal: Signal) {
     let _ = kill_process(Pid::from_raw(pid).unwrap(), signal);
 }
@@ -250,7 +283,7 @@ pub fn pids() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// A field of `/proc/PID/stat`, counted from the state, which is the first.
+/// Returns a field of `/proc/PID/stat`, counted from the state, which is 0.
 pub fn stat(pid: i32, field: usize) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     text.rsplit_once(") ")?.1.split(' ').nth(field).map(str::to_owned)
@@ -264,22 +297,22 @@ pub fn children(pid: i32) -> Vec<i32> {
     pids().filter(|child| stat(*child, 1) == Some(pid.to_string())).collect()
 }
 
-/// Waits until something is there.
+/// Waits until there is a value.
 #[track_caller]
-pub fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
-    within(SOON, look).unwrap_or_else(|| panic!("there is no {what}"))
+pub fn until<T>(what: &str, check: impl FnMut() -> Option<T>) -> T {
+    within(SOON, check).unwrap_or_else(|| panic!("timeout: no {what}"))
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 #[track_caller]
 pub fn until_true(what: &str, mut holds: impl FnMut() -> bool) {
     until(what, || holds().then_some(()));
 }
 
-pub fn within<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+pub fn within<T>(limit: Duration, mut check: impl FnMut() -> Option<T>) -> Option<T> {
     let begun = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = check() {
             return Some(found);
         }
         if begun.elapsed() > limit {
@@ -289,7 +322,7 @@ pub fn within<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option
     }
 }
 
-/// The content of a file once it has a whole line.
+/// Returns the content of a file once it has a complete line.
 #[track_caller]
 pub fn line(path: &Path) -> String {
     let text = until(&format!("line in {}", path.display()), || {
@@ -298,14 +331,14 @@ pub fn line(path: &Path) -> String {
     text.trim_end().to_owned()
 }
 
-/// A program that must be there: what is missing fails a test.
+/// Returns a command for a program that must be installed: the test fails if it is missing.
 pub fn tool(name: &str) -> Command {
     let found = Command::new("sh").args(["-c", &format!("command -v {name}")]).stdout(Stdio::null()).status();
     assert!(found.is_ok_and(|status| status.success()), "install `{name}`: this test needs it");
     Command::new(name)
 }
 
-/// Keeps the file of a store locked, as a process that hangs in a transaction.
+/// Locks the file of a store, like a process that hangs in a transaction.
 pub fn hang(world: &World) -> rusqlite::Connection {
     let path = world.url.strip_prefix("sqlite:").unwrap();
     let file = rusqlite::Connection::open(path).unwrap();
@@ -313,7 +346,7 @@ pub fn hang(world: &World) -> rusqlite::Connection {
     file
 }
 
-/// What a command wrote to a pipe.
+/// Returns what a command wrote to stdout and stderr.
 pub fn output(command: &mut Command) -> io::Result<std::process::Output> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?.wait_with_output()
 }

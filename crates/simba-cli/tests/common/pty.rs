@@ -1,4 +1,4 @@
-//! A terminal, and a session of its own behind it.
+//! A terminal with a session of its own.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -13,9 +13,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcgetpgrp, tcsetwinsize};
 
-use super::{World, tool, until};
+use super::{AT_MOST, World, tool, within};
 
-/// What a person sees and types.
+/// The screen and the keyboard of a session.
 #[derive(Debug)]
 pub struct Pty {
     keys: File,
@@ -36,7 +36,7 @@ impl Pty {
             rustix::fs::open(&name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap()
         };
         let _ = tool("setsid");
-        // As on a terminal of its own, no signal is ignored.
+        // As on a new terminal, no signal is ignored.
         let mut command = Command::new("env");
         command.args(["--default-signal", "setsid", "-c", "-w"]).args(program);
         for (name, _) in std::env::vars_os() {
@@ -50,7 +50,7 @@ impl Pty {
         command.envs(env.iter().copied()).current_dir(world.dir.path());
         command.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));
         let child = command.spawn().unwrap();
-        // Keeps the other end open no longer.
+        // Closes this end of the terminal.
         drop(command);
         let seen = Arc::new(Mutex::new(String::new()));
         let keys = File::from(master);
@@ -74,22 +74,23 @@ impl Pty {
         self.seen.lock().unwrap().clone()
     }
 
-    /// Waits until the screen shows something.
+    /// Waits until the screen shows the text.
     #[track_caller]
     pub fn shows(&self, text: &str) {
-        let found = super::within(super::SOON, || self.seen().contains(text).then_some(()));
+        let found = within(AT_MOST, || self.seen().contains(text).then_some(()));
         assert!(found.is_some(), "the screen does not show {text:?}:\n{}", self.seen());
     }
 
-    /// The group that has the terminal.
+    /// Returns the foreground process group.
     pub fn foreground(&self) -> i32 {
         tcgetpgrp(&self.keys).unwrap().as_raw_nonzero().get()
     }
 
-    /// Waits for the end; the exit code.
+    /// Waits for the end. Returns the exit code.
     #[track_caller]
     pub fn wait(&mut self) -> i32 {
-        let status = until("end of the session", || self.child.try_wait().unwrap());
+        let status = within(AT_MOST, || self.child.try_wait().unwrap());
+        let status = status.unwrap_or_else(|| panic!("the session does not end:\n{}", self.seen()));
         status.code().unwrap_or(-1)
     }
 }

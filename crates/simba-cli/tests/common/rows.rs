@@ -1,53 +1,67 @@
-//! What the rows of the fault matrix are judged by: beats of commands in one file.
+//! Helpers for the fault matrix: every command writes its token to one file repeatedly.
 
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Running, World, until};
+use super::{Running, World, until, until_true};
 
-/// A lease short enough to wait for. It survives two seconds in which the machine stands still: renewed after 2 s,
-/// ended 1.5 s before its deadline after 6 s, killed 0.75 s before it.
+/// A lease short enough to wait for. It survives two seconds in which the machine is paused: renewed after 2 s,
+/// TERM 1.5 s before its deadline after 6 s, KILL 0.75 s before it.
 pub const LEASE: [&str; 4] = ["--ttl", "3s", "--transition", "3s"];
-/// How long that is.
+/// The length of [`LEASE`].
 pub const LEASE_LENGTH: Duration = Duration::from_secs(6);
 
-/// Writes its token every few milliseconds; the file knows the order.
+/// A lease for commands that are ended at its deadline. They get TERM 4.5 s before it and KILL 2.25 s before it, so a
+/// command or a guard that is paused for two seconds is still in time. Renewed after 1.3 s, expired after 8 s.
+pub const ROOMY_LEASE: [&str; 6] = ["--ttl", "2s", "--transition", "6s", "--grace", "4500ms"];
+
+/// Writes its token every few milliseconds, in the order of time.
 pub const BEAT: &str = "while :; do echo $SIMBA_FENCING_TOKEN >> beats; sleep 0.005; done";
 
 impl World {
-    /// A `simba run` of a script under a short lease, with more patience for a store that hangs than that.
+    /// Starts a `simba run` of a script under a short lease, with a `-w` that is longer than a store hangs.
     pub fn holder(&self, mutex: &str, script: &str) -> Running {
-        let args = [&["run", "-w", "60", mutex], &LEASE[..], &["--", "sh", "-c", script]].concat();
-        self.spawn(&args)
+        self.holder_under(&LEASE, mutex, script)
     }
 
-    /// The tokens in the order in which they were written.
+    /// Like [`holder`](Self::holder), under another lease.
+    pub fn holder_under(&self, lease: &[&str], mutex: &str, script: &str) -> Running {
+        self.spawn(&[&["run", "-w", "60", mutex], lease, &["--", "sh", "-c", script]].concat())
+    }
+
+    /// Returns the tokens in the order in which they were written.
     pub fn beats(&self) -> Vec<u64> {
         let file: PathBuf = self.path("beats");
         let text = fs::read_to_string(file).unwrap_or_default();
         text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')?.parse().ok()).collect()
     }
 
-    /// The token of a command that has written under a greater one than this.
+    /// Waits for a token that is greater than this one, and returns it.
     pub fn beat_after(&self, token: u64) -> u64 {
-        until("beat of the next", || self.beats().into_iter().find(|beat| *beat > token))
+        until("beat of the next holder", || self.beats().into_iter().find(|beat| *beat > token))
     }
 
-    /// Nobody wrote under a token after a greater one was seen.
+    /// Waits for more tokens: a process that is left would write some of them.
+    pub fn more_beats(&self) {
+        let seen = self.beats().len();
+        until_true("more beats", || self.beats().len() > seen + 20);
+    }
+
+    /// Checks that no command wrote its token after a greater one was seen.
     #[track_caller]
     pub fn assert_no_overlap(&self) {
         let beats = self.beats();
-        assert!(beats.is_sorted(), "broken: nobody works beside the next: {}", changes(&beats));
+        assert!(beats.is_sorted(), "two commands ran at once: {}", changes(&beats));
     }
 }
 
 fn changes(beats: &[u64]) -> String {
-    let mut told = Vec::new();
+    let mut changed = Vec::new();
     for (at, beat) in beats.iter().enumerate() {
         if at == 0 || beats[at - 1] != *beat {
-            told.push(format!("{at}: {beat}"));
+            changed.push(format!("{at}: {beat}"));
         }
     }
-    told.join(", ")
+    changed.join(", ")
 }

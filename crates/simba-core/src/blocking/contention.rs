@@ -4,29 +4,29 @@ use std::time::Duration;
 use super::engine::Engine;
 use super::wait;
 use crate::contention::Status;
+use crate::delegate::{delegate, delegate_setters};
 use crate::error::{Error, Result};
 use crate::tenure::Tenure;
 use crate::types::{ContenderId, Lease, MutexOwner, MutexState};
 
-/// Is notified when it gains the mutex, when it should stop, and when it has lost the mutex; may block. See
+/// Is notified when it gains the mutex, when it should stop, and when it has lost the mutex. May block. See
 /// [`crate::Contender`].
 pub trait Contender: Send + 'static {
-    /// The mutex was gained.
+    /// Called when the mutex was acquired.
     fn on_acquired(&mut self, tenure: &Tenure, state: &MutexState);
 
-    /// Stops the work, which the mutex may soon not cover any more. Called right after `on_acquired` if that
-    /// returns later: watch [`Tenure::is_expiring`] there. Does nothing by default. See
-    /// [`crate::Contender::on_expiring`].
+    /// Called when the work should stop. If `on_acquired` still runs then, this is called right after it: check
+    /// [`Tenure::is_expiring`] there. Does nothing by default. See [`crate::Contender::on_expiring`].
     fn on_expiring(&mut self, tenure: &Tenure) {
         let _ = tenure;
     }
 
-    /// The tenure is over, or its end is announced and the work under it has ended: stop what else depends on
-    /// it before returning.
+    /// Called when the tenure has ended, or its end is announced and the work under it has ended. Stop everything else
+    /// that depends on the tenure before returning.
     fn on_released(&mut self, tenure: &Tenure, state: &MutexState);
 }
 
-/// Contends for one mutex for as long as it is started. See [`crate::Contention`].
+/// Contends for one mutex from start to stop. See [`crate::Contention`].
 #[derive(Debug)]
 #[must_use = "dropping it stops it"]
 pub struct Contention {
@@ -39,25 +39,21 @@ impl Contention {
         Self { inner, _engine: engine }
     }
 
-    /// Calls this contender back, on a thread where it may block.
+    /// Sets the contender, whose callbacks are called on a thread that they may block.
     pub fn with_contender(self, contender: impl Contender) -> Self {
         let contender = OnThread(Arc::new(Mutex::new(contender)));
         Self { inner: self.inner.with_contender(contender), ..self }
     }
 
-    /// Contends with this lease instead of the handle's.
-    pub fn with_lease(self, lease: Lease) -> Self {
-        Self { inner: self.inner.with_lease(lease), ..self }
-    }
+    delegate_setters! {
+        /// Contends with this lease instead of the handle's.
+        fn with_lease(self, lease: Lease);
 
-    /// Begins the contender's ids with this label. See [`crate::Locker::with_label`].
-    pub fn with_label(self, label: impl AsRef<str>) -> Self {
-        Self { inner: self.inner.with_label(label), ..self }
-    }
+        /// Sets the label of the contender's ids. See [`crate::Locker::with_label`].
+        fn with_label(self, label: impl AsRef<str>);
 
-    /// Waits this long after a start before it first contends.
-    pub fn with_initial_delay(self, initial_delay: Duration) -> Self {
-        Self { inner: self.inner.with_initial_delay(initial_delay), ..self }
+        /// Sets the delay between a start and the first call to the store.
+        fn with_initial_delay(self, initial_delay: Duration);
     }
 
     /// Starts contending.
@@ -69,7 +65,7 @@ impl Contention {
         self.inner.start()
     }
 
-    /// Stops contending, in order.
+    /// Stops contending gracefully.
     ///
     /// # Errors
     ///
@@ -78,12 +74,12 @@ impl Contention {
         wait(self.inner.stop())
     }
 
-    /// Gives the mutex up in order and stays away for `cooldown`.
+    /// Releases the mutex gracefully and does not contend for `cooldown`.
     pub fn step_down(&self, cooldown: Duration) {
         self.inner.step_down(cooldown);
     }
 
-    /// Waits until this contender holds the mutex; at once if it does.
+    /// Waits until this contender holds the mutex. Returns at once if it does.
     ///
     /// # Errors
     ///
@@ -92,50 +88,33 @@ impl Contention {
         wait(self.inner.acquired())
     }
 
-    /// Where it stands.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        self.inner.status()
-    }
+    delegate! {
+        inner {
+            /// Returns the status.
+            fn status(&self) -> Status;
 
-    /// The current tenure, if this contender holds the mutex.
-    #[must_use]
-    pub fn tenure(&self) -> Option<Tenure> {
-        self.inner.tenure()
-    }
+            /// Returns the current tenure, if this contender holds the mutex.
+            fn tenure(&self) -> Option<Tenure>;
 
-    /// Whether this contender holds the mutex at this moment.
-    #[must_use]
-    pub fn is_owner(&self) -> bool {
-        self.inner.is_owner()
-    }
+            /// Returns whether this contender holds the mutex now.
+            fn is_owner(&self) -> bool;
 
-    /// The owner as last seen, this contender or another.
-    #[must_use]
-    pub fn owner(&self) -> MutexOwner {
-        self.inner.owner()
-    }
+            /// Returns the owner in the last answer of the store, this contender or another.
+            fn owner(&self) -> MutexOwner;
 
-    /// Returns the label of its ids, if it has one.
-    #[must_use]
-    pub fn label(&self) -> Option<&str> {
-        self.inner.label()
-    }
+            /// Returns the label of the contender's ids, if one is set.
+            fn label(&self) -> Option<&str>;
 
-    /// Returns the id that it contends under. See [`crate::Contention::id`].
-    #[must_use]
-    pub fn id(&self) -> Option<ContenderId> {
-        self.inner.id()
-    }
+            /// Returns the contender's id. See [`crate::Contention::id`].
+            fn id(&self) -> Option<ContenderId>;
 
-    /// What went wrong in the last call to the store; `None` once one succeeds.
-    #[must_use]
-    pub fn last_error(&self) -> Option<Error> {
-        self.inner.last_error()
+            /// Returns the error of the last call to the store; `None` if it succeeded.
+            fn last_error(&self) -> Option<Error>;
+        }
     }
 }
 
-/// A contender whose callbacks run where they may block.
+/// A contender whose callbacks run on a thread that they may block.
 struct OnThread<C>(Arc<Mutex<C>>);
 
 impl<C: Contender> OnThread<C> {

@@ -7,11 +7,11 @@ use tokio_util::sync::CancellationToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::park;
 
-/// The thread that runs everything for the handles that share it.
+/// The thread that runs the engine of the handles that share it.
 ///
 /// # Drop
 ///
-/// The last handle's drop lets the thread shut down in order, and does not wait for it.
+/// Dropping it starts a graceful shutdown on the thread, and does not wait for it.
 #[derive(Debug)]
 pub(super) struct Engine {
     handle: Handle,
@@ -19,25 +19,25 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Starts the thread. When the engine is dropped, `farewell` runs as its last task.
+    /// Starts the thread. Returns a sender for the handle that the thread shuts down after the engine is dropped.
     pub(super) fn start() -> Result<(Self, tokio::sync::oneshot::Sender<crate::Simba>)> {
-        let refused = |error: std::io::Error| {
-            Error::new(ErrorKind::Unavailable, "the system starts no engine thread").with_source(error)
+        let failed = |error: std::io::Error| {
+            Error::new(ErrorKind::Unavailable, "the system cannot start the engine thread").with_source(error)
         };
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(refused)?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let engine = Self { handle: runtime.handle().clone(), ending: CancellationToken::new() };
         let ending = engine.ending.clone();
-        let (served, serves) = tokio::sync::oneshot::channel::<crate::Simba>();
+        let (sender, handle) = tokio::sync::oneshot::channel::<crate::Simba>();
         let serve = move || {
             runtime.block_on(async {
                 ending.cancelled().await;
-                if let Ok(simba) = serves.await {
+                if let Ok(simba) = handle.await {
                     simba.shutdown().await;
                 }
             });
         };
-        thread::Builder::new().name("simba-engine".into()).spawn(serve).map_err(refused)?;
-        Ok((engine, served))
+        thread::Builder::new().name("simba-engine".into()).spawn(serve).map_err(failed)?;
+        Ok((engine, sender))
     }
 
     pub(super) fn handle(&self) -> &Handle {

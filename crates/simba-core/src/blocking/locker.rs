@@ -3,9 +3,11 @@ use std::time::Duration;
 
 use super::engine::Engine;
 use super::wait;
+use crate::clock::Moment;
+use crate::delegate::{delegate, delegate_setters};
 use crate::error::Result;
-use crate::tenure::{Loss, Tenure};
-use crate::types::{ContenderId, FencingToken, Lease, MutexOwner};
+use crate::tenure::Tenure;
+use crate::types::{ContenderId, FencingToken, Lease, Loss, MutexOwner};
 
 /// Locks one mutex, one guard at a time. See [`crate::Locker`].
 #[derive(Debug)]
@@ -19,34 +21,26 @@ impl Locker {
         Self { inner, engine }
     }
 
-    /// Locks with this lease instead of the handle's.
-    #[must_use]
-    pub fn with_lease(self, lease: Lease) -> Self {
-        Self { inner: self.inner.with_lease(lease), ..self }
-    }
+    delegate_setters! {
+        /// Locks with this lease instead of the handle's.
+        #[must_use]
+        fn with_lease(self, lease: Lease);
 
-    /// Begins the contender's ids with this label. See [`crate::Locker::with_label`].
-    #[must_use]
-    pub fn with_label(self, label: impl AsRef<str>) -> Self {
-        Self { inner: self.inner.with_label(label), ..self }
-    }
+        /// Sets the label of the contender's ids. See [`crate::Locker::with_label`].
+        #[must_use]
+        fn with_label(self, label: impl AsRef<str>);
 
-    /// Gives the mutex up after `max_hold` at the latest.
-    #[must_use]
-    pub fn with_max_hold(self, max_hold: Duration) -> Self {
-        Self { inner: self.inner.with_max_hold(max_hold), ..self }
-    }
+        /// Limits a hold to `max_hold`.
+        #[must_use]
+        fn with_max_hold(self, max_hold: Duration);
 
-    /// Keeps the mutex for `min_hold` at the least.
-    #[must_use]
-    pub fn with_min_hold(self, min_hold: Duration) -> Self {
-        Self { inner: self.inner.with_min_hold(min_hold), ..self }
-    }
+        /// Keeps the mutex for at least `min_hold`.
+        #[must_use]
+        fn with_min_hold(self, min_hold: Duration);
 
-    /// Gives up waiting once the store could not be reached for this long.
-    #[must_use]
-    pub fn with_patience(self, patience: Duration) -> Self {
-        Self { inner: self.inner.with_patience(patience), ..self }
+        /// Sets how long a lock waits for a store that cannot be reached.
+        #[must_use]
+        fn with_patience(self, patience: Duration);
     }
 
     /// Waits for the mutex.
@@ -58,7 +52,7 @@ impl Locker {
         wait(self.inner.lock()).map(|guard| self.guard(guard))
     }
 
-    /// Takes the mutex if it is to be had at once.
+    /// Acquires the mutex if that is possible at once.
     ///
     /// # Errors
     ///
@@ -76,16 +70,14 @@ impl Locker {
         wait(self.inner.lock_timeout(timeout)).map(|guard| self.guard(guard))
     }
 
-    /// Returns the label of its ids, if it has one.
-    #[must_use]
-    pub fn label(&self) -> Option<&str> {
-        self.inner.label()
-    }
+    delegate! {
+        inner {
+            /// Returns the label of the contender's ids, if one is set.
+            fn label(&self) -> Option<&str>;
 
-    /// Who held the mutex when this locker last looked.
-    #[must_use]
-    pub fn last_holder(&self) -> MutexOwner {
-        self.inner.last_holder()
+            /// Returns the holder of the mutex at the last call of this locker to the store.
+            fn last_holder(&self) -> MutexOwner;
+        }
     }
 
     fn guard(&self, inner: crate::Guard) -> Guard {
@@ -97,8 +89,8 @@ impl Locker {
 ///
 /// # Drop
 ///
-/// Dropping it frees the mutex in the background. A program that ends right afterwards may be faster than
-/// that: end with [`release`](Self::release) or [`Simba::shutdown`](super::Simba::shutdown).
+/// Dropping it frees the mutex in the background. A program that exits right afterwards may exit before
+/// that: use [`release`](Self::release) or [`Simba::shutdown`](super::Simba::shutdown) at the end.
 #[derive(Debug)]
 #[must_use = "if unused the mutex is released at once"]
 pub struct Guard {
@@ -107,34 +99,29 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// The number to hand to every resource that the work touches.
-    #[must_use]
-    pub fn token(&self) -> FencingToken {
-        self.inner.token()
-    }
+    delegate! {
+        inner {
+            /// Returns the fencing token to pass to every resource that the work writes to.
+            fn token(&self) -> FencingToken;
 
-    /// Returns the id that the mutex is held under.
-    #[must_use]
-    pub fn contender(&self) -> &ContenderId {
-        self.inner.contender()
-    }
+            /// Returns the id that the mutex is held under.
+            fn contender(&self) -> &ContenderId;
 
-    /// Whether the mutex is held at this moment. Reads the clock.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.inner.is_held()
-    }
+            /// Returns whether the mutex is held now. Reads the clock.
+            fn is_held(&self) -> bool;
 
-    /// How long the mutex stays held without a renewal; zero once it is lost.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        self.inner.remaining()
-    }
+            /// Returns whether the work should stop. See [`Tenure::is_expiring`].
+            fn is_expiring(&self) -> bool;
 
-    /// The hold as a value to hand to other threads.
-    #[must_use]
-    pub fn tenure(&self) -> Tenure {
-        self.inner.tenure()
+            /// Returns how long the mutex stays held without a renewal; zero once it is lost.
+            fn remaining(&self) -> Duration;
+
+            /// Returns the moment at which the mutex is lost unless it is renewed before.
+            fn deadline(&self) -> Moment;
+
+            /// Returns the tenure, a value to pass to other threads.
+            fn tenure(&self) -> Tenure;
+        }
     }
 
     /// Waits until the work should stop.
@@ -142,13 +129,13 @@ impl Guard {
         wait(self.inner.expiring());
     }
 
-    /// Waits until the mutex is lost.
+    /// Waits until the mutex is lost, and returns the reason.
     #[must_use]
     pub fn lost(&self) -> Loss {
         wait(self.inner.lost())
     }
 
-    /// Frees the mutex and waits until the store has done so.
+    /// Releases the mutex and waits for the confirmation of the store.
     ///
     /// # Errors
     ///

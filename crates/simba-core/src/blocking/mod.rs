@@ -1,8 +1,8 @@
-//! The same nouns for programs without a runtime of their own.
+//! The same types for programs without an async runtime.
 //!
-//! One named thread runs the engine of each [`Simba`], so renewals go on while the caller computes or blocks.
-//! Every call hands over to the async original and waits; there is no second implementation. The calls work
-//! on any thread, also where an async runtime runs, which they then block.
+//! One named thread runs the engine of each [`Simba`], so renewals continue while the caller computes or blocks.
+//! Every method calls its async counterpart and waits; there is no second implementation. The methods work
+//! on any thread. On a thread of an async runtime they block that thread.
 //!
 //! # Examples
 //!
@@ -31,8 +31,8 @@ pub use observer::Observer;
 pub use scheduler::{Job, Scheduler};
 pub use simba::Simba;
 
-/// Waits on this thread for a future of this crate that only listens, such as
-/// [`Tenure::lost`](crate::Tenure::lost).
+/// Blocks this thread until a future of this crate completes, such as [`Tenure::lost`](crate::Tenure::lost). The future
+/// must only wait for the engine.
 pub fn wait<F: Future>(future: F) -> F::Output {
     crate::park::block_on(future)
 }

@@ -2,12 +2,13 @@ use std::sync::Arc;
 
 use super::engine::Engine;
 use super::wait;
+use crate::delegate::delegate;
 use crate::error::{Error, Result};
 use crate::observer::View;
 
 /// Watches the owner of one mutex. See [`crate::Observer`].
 #[derive(Debug)]
-#[must_use = "dropping it ends the watch"]
+#[must_use = "dropping it ends the observation"]
 pub struct Observer {
     inner: crate::Observer,
     _engine: Arc<Engine>,
@@ -18,19 +19,17 @@ impl Observer {
         Self { inner, _engine: engine }
     }
 
-    /// What is known now.
-    #[must_use]
-    pub fn view(&self) -> View {
-        self.inner.view()
+    delegate! {
+        inner {
+            /// Returns what is known now.
+            fn view(&self) -> View;
+
+            /// Returns the error of the last poll; `None` if it succeeded.
+            fn last_error(&self) -> Option<Error>;
+        }
     }
 
-    /// What went wrong in the last look; `None` once one succeeds.
-    #[must_use]
-    pub fn last_error(&self) -> Option<Error> {
-        self.inner.last_error()
-    }
-
-    /// Waits for a change since the last call.
+    /// Waits for a change since the last call, and returns what is known now.
     ///
     /// # Errors
     ///

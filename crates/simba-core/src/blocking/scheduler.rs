@@ -1,14 +1,17 @@
 use std::error::Error as StdError;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::engine::Engine;
 use super::wait;
-use crate::error::Result;
+use crate::contention::Status;
+use crate::delegate::{delegate, delegate_setters};
+use crate::error::{Error, Result};
 use crate::scheduler::{Progress, Schedule};
 use crate::tenure::Tenure;
-use crate::types::Lease;
+use crate::types::{ContenderId, Lease, MutexOwner};
 
-/// Runs a job on schedule, wherever its mutex is held. See [`crate::Scheduler`].
+/// Runs a job on schedule while it holds its mutex. See [`crate::Scheduler`].
 #[derive(Debug)]
 #[must_use = "a scheduler does nothing until it is started"]
 pub struct Scheduler {
@@ -21,20 +24,18 @@ impl Scheduler {
         Self { inner, engine }
     }
 
-    /// Contends with this lease instead of the handle's.
-    pub fn with_lease(self, lease: Lease) -> Self {
-        Self { inner: self.inner.with_lease(lease), ..self }
+    delegate_setters! {
+        /// Contends with this lease instead of the handle's.
+        fn with_lease(self, lease: Lease);
+
+        /// Sets the label of the contender's ids. See [`crate::Locker::with_label`].
+        fn with_label(self, label: impl AsRef<str>);
     }
 
-    /// Begins the contender's ids with this label. See [`crate::Locker::with_label`].
-    pub fn with_label(self, label: impl AsRef<str>) -> Self {
-        Self { inner: self.inner.with_label(label), ..self }
-    }
-
-    /// Starts contending, and runs `job` on `schedule` while leading, on a thread where it may block.
+    /// Starts contending, and runs `job` on `schedule` while leading, on a thread that it may block.
     ///
-    /// A thread cannot be ended from outside: the job itself must look at [`Tenure::is_expiring`]. A run that
-    /// outlives its tenure counts as failed and keeps the next one from starting until it is over.
+    /// A thread cannot be ended from outside: the job must check [`Tenure::is_expiring`]. A run that
+    /// continues after its tenure counts as failed, and the next run starts only after its end.
     ///
     /// # Errors
     ///
@@ -50,7 +51,7 @@ impl Scheduler {
             async move {
                 let run = move || {
                     let mut job = job.lock().unwrap_or_else(PoisonError::into_inner);
-                    // A run before may have outlived its tenure, and this one its own while it waited.
+                    // A previous run may have held the lock until this tenure ended.
                     if !tenure.is_open() {
                         return Err("the tenure ended before the run could start".into());
                     }
@@ -76,7 +77,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Stops the schedule, in order.
+    /// Stops the schedule gracefully.
     ///
     /// # Errors
     ///
@@ -85,15 +86,45 @@ impl Job {
         wait(self.inner.stop())
     }
 
-    /// Whether the job runs here.
-    #[must_use]
-    pub fn is_leading(&self) -> bool {
-        self.inner.is_leading()
+    /// Releases the mutex gracefully and does not contend for `cooldown`, so that another contender can lead.
+    pub fn step_down(&self, cooldown: Duration) {
+        self.inner.step_down(cooldown);
     }
 
-    /// What the job has done here so far.
-    #[must_use]
-    pub fn progress(&self) -> Progress {
-        self.inner.progress()
+    /// Waits until this contender leads.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Job::acquired`].
+    pub fn acquired(&self) -> Result<Tenure> {
+        wait(self.inner.acquired())
+    }
+
+    delegate! {
+        inner {
+            /// Returns whether this contender leads.
+            fn is_leading(&self) -> bool;
+
+            /// Returns the current tenure, if this contender leads.
+            fn tenure(&self) -> Option<Tenure>;
+
+            /// Returns the status of the contention.
+            fn status(&self) -> Status;
+
+            /// Returns the label of the contender's ids, if one is set.
+            fn label(&self) -> Option<&str>;
+
+            /// Returns the contender's id. See [`crate::Contention::id`].
+            fn id(&self) -> Option<ContenderId>;
+
+            /// Returns the leader in the last answer of the store, this contender or another.
+            fn owner(&self) -> MutexOwner;
+
+            /// Returns the error of the last call to the store; `None` if it succeeded.
+            fn last_error(&self) -> Option<Error>;
+
+            /// Returns the counts of the runs of this contender.
+            fn progress(&self) -> Progress;
+        }
     }
 }

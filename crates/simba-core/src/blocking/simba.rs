@@ -8,6 +8,7 @@ use super::observer::Observer;
 use super::scheduler::Scheduler;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::simba::SimbaBuilder;
 use crate::types::{Lease, MutexName};
 
 /// A handle on one store for programs without a runtime. See [`crate::Simba`].
@@ -18,86 +19,96 @@ pub struct Simba {
 }
 
 impl Simba {
-    /// A handle on `backend` with the default lease, and its engine thread.
+    /// Creates a handle on `backend` with the default lease, and starts its engine thread.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the system starts no thread.
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the system cannot start a thread.
     pub fn new(backend: impl Backend) -> Result<Self> {
         Self::connect(async { Ok(Arc::new(backend) as Arc<dyn Backend>) })
     }
 
-    /// A handle on the backend that `connect` makes, which runs on the engine thread.
+    /// Creates a handle on the backend that `connect` returns. `connect` runs on the engine thread.
     ///
     /// # Errors
     ///
-    /// What `connect` says, or [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the system starts
-    /// no thread.
+    /// The error of `connect`, or [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the system cannot start
+    /// a thread.
     pub fn connect<F>(connect: F) -> Result<Self>
     where
         F: Future<Output = Result<Arc<dyn Backend>>> + Send + 'static,
     {
-        let (engine, served) = Engine::start()?;
+        Self::connect_with(connect, |builder| builder)
+    }
+
+    /// Creates a handle on the backend that `connect` returns, with other settings than the default.
+    ///
+    /// # Errors
+    ///
+    /// As for [`connect`](Self::connect).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use simba_core::{Lease, MemoryBackend, blocking, spi::Backend};
+    ///
+    /// let backend: Arc<dyn Backend> = Arc::new(MemoryBackend::new());
+    /// let lease = Lease::default();
+    /// let simba = blocking::Simba::connect_with(async { Ok(backend) }, |builder| builder.with_lease(lease).with_seed(7))?;
+    /// # simba.shutdown();
+    /// # Ok::<(), simba_core::Error>(())
+    /// ```
+    pub fn connect_with<F>(connect: F, settings: impl FnOnce(SimbaBuilder) -> SimbaBuilder) -> Result<Self>
+    where
+        F: Future<Output = Result<Arc<dyn Backend>>> + Send + 'static,
+    {
+        let (engine, sender) = Engine::start()?;
         let backend = engine.run(connect)??;
-        let inner = crate::Simba::builder(backend).runtime(engine.handle().clone()).build();
-        // The thread waits for its last handle to go before it takes this one.
-        let _ = served.send(inner.clone());
+        // The runtime last: the engine of a blocking handle runs on its own thread.
+        let inner = settings(crate::Simba::builder(backend)).with_runtime(engine.handle().clone()).build();
+        // The thread receives this handle after the engine is dropped, and shuts it down.
+        let _ = sender.send(inner.clone());
         Ok(Self { inner, engine: Arc::new(engine) })
     }
 
-    /// The same store with another lease.
+    /// Returns a handle on the same store with another lease.
     #[must_use]
     pub fn with_lease(&self, lease: Lease) -> Self {
         Self { inner: self.inner.with_lease(lease), engine: Arc::clone(&self.engine) }
     }
 
-    /// A locker on this mutex. A wrong name is an error of its first lock.
-    pub fn locker<N>(&self, name: N) -> Locker
-    where
-        N: TryInto<MutexName>,
-        N::Error: Into<Error>,
-    {
+    /// Returns a locker for this mutex. An invalid name is an error of its first lock.
+    pub fn locker(&self, name: impl TryInto<MutexName, Error: Into<Error>>) -> Locker {
         Locker::new(self.inner.locker(name), Arc::clone(&self.engine))
     }
 
-    /// A contention for this mutex, not started yet. A wrong name is an error of its start.
-    pub fn contend<N>(&self, name: N) -> Contention
-    where
-        N: TryInto<MutexName>,
-        N::Error: Into<Error>,
-    {
+    /// Returns a contention for this mutex, not started yet. An invalid name is an error of its start.
+    pub fn contend(&self, name: impl TryInto<MutexName, Error: Into<Error>>) -> Contention {
         Contention::new(self.inner.contend(name), Arc::clone(&self.engine))
     }
 
-    /// A scheduler whose job runs on the holder of this mutex only. A wrong name is an error of its start.
-    pub fn scheduler<N>(&self, name: N) -> Scheduler
-    where
-        N: TryInto<MutexName>,
-        N::Error: Into<Error>,
-    {
+    /// Returns a scheduler whose job runs only on the holder of this mutex. An invalid name is an error of its start.
+    pub fn scheduler(&self, name: impl TryInto<MutexName, Error: Into<Error>>) -> Scheduler {
         Scheduler::new(self.inner.scheduler(name), Arc::clone(&self.engine))
     }
 
-    /// Watches who owns this mutex without ever contending for it.
+    /// Observes the owner of this mutex without contending for it.
     ///
     /// # Errors
     ///
     /// As for [`crate::Simba::observe`].
-    pub fn observe<N>(&self, name: N) -> Result<Observer>
-    where
-        N: TryInto<MutexName>,
-        N::Error: Into<Error>,
-    {
+    pub fn observe(&self, name: impl TryInto<MutexName, Error: Into<Error>>) -> Result<Observer> {
         Ok(Observer::new(self.inner.observe(name)?, Arc::clone(&self.engine)))
     }
 
-    /// The async handle, for what this module does not wrap; its futures run with [`run`](Self::run).
+    /// Returns the async handle, for methods that this module does not have. Run its futures with [`run`](Self::run).
     #[must_use]
     pub fn as_async(&self) -> &crate::Simba {
         &self.inner
     }
 
-    /// Runs any future on the engine thread and waits for it. The future must not itself make blocking calls
+    /// Runs a future on the engine thread and waits for it. The future must not make blocking calls
     /// on this handle: it would wait for its own thread.
     ///
     /// # Errors
@@ -122,10 +133,10 @@ impl Simba {
         self.engine.run(future)
     }
 
-    /// Stops everything and waits for it. See [`crate::Simba::shutdown`].
+    /// Stops all contenders and observers and waits for their end. See [`crate::Simba::shutdown`].
     pub fn shutdown(&self) {
         let simba = self.inner.clone();
-        // An engine that ended before has shut down.
+        // An error means that the engine ended, after its own shutdown.
         let _ = self.engine.run(async move { simba.shutdown().await });
     }
 }

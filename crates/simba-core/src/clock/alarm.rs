@@ -1,8 +1,8 @@
-//! What lets a thread sleep until a moment of the machine's clock, suspend included.
+//! An alarm: lets a thread sleep until a moment of the machine's clock, suspend included.
 //!
-//! Linux: a timer descriptor on `CLOCK_BOOTTIME`, due at once after a resume. Elsewhere, or where the kernel
-//! refuses one: a condition variable that looks at the clock every second, so that a deadline that passed
-//! in suspend is found at most a second after the resume.
+//! Linux: a timer descriptor on `CLOCK_BOOTTIME`, which fires at once after a resume. On other systems, or if the
+//! kernel provides none: a condition variable with a timeout of a second, so that a deadline that passed
+//! in suspend is noticed at most a second after the resume.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::moment::Moment;
 use super::system::now;
 
-/// Wakes the one thread that waits for it.
+/// An alarm for one waiting thread.
 #[derive(Debug)]
 pub(super) enum Alarm {
     #[cfg(target_os = "linux")]
@@ -27,7 +27,7 @@ impl Alarm {
         Self::Sliced(Sliced::default())
     }
 
-    /// Goes off at `at`, instead of any moment set before.
+    /// Sets the alarm to `at`, instead of any moment set before.
     pub(super) fn set(&self, at: Moment) {
         match self {
             #[cfg(target_os = "linux")]
@@ -36,7 +36,7 @@ impl Alarm {
         }
     }
 
-    /// Waits until it goes off.
+    /// Waits until the alarm fires.
     pub(super) fn wait(&self) {
         match self {
             #[cfg(target_os = "linux")]
@@ -46,14 +46,14 @@ impl Alarm {
     }
 }
 
-/// The portable way.
+/// The portable alarm: waits in slices.
 #[derive(Debug, Default)]
 pub(super) struct Sliced {
     at: Mutex<Option<Moment>>,
     changed: Condvar,
 }
 
-/// The longest time that a suspend can hide a passed deadline after the resume.
+/// The maximum delay after a resume until a deadline that passed in suspend is noticed.
 const SLICE: Duration = Duration::from_secs(1);
 
 impl Sliced {
@@ -99,7 +99,7 @@ mod descriptor {
 
         pub(super) fn set(&self, at: Moment) {
             let since_zero = at.since_zero();
-            // A zero would disarm the timer; one nanosecond after boot is as long ago.
+            // A zero would disarm the timer. One nanosecond after boot has passed as well.
             let since_zero = since_zero.max(Duration::from_nanos(1));
             let value = Timespec {
                 tv_sec: i64::try_from(since_zero.as_secs()).unwrap_or(i64::MAX),
@@ -113,7 +113,7 @@ mod descriptor {
         pub(super) fn wait(&self) {
             let mut expirations = [0; 8];
             if rustix::io::read(&self.0, &mut expirations).is_err() {
-                // Interrupted, which the caller takes for an alarm; anything else must not spin.
+                // After an interrupt the caller checks the clock again. Any other error must not spin.
                 thread::sleep(Duration::from_millis(1));
             }
         }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_portable_alarm_goes_off_at_its_moment() {
+    fn portable_alarm_fires_at_its_moment() {
         let alarm = Alarm::Sliced(Sliced::default());
         let at = now() + Duration::from_millis(20);
         alarm.set(at);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_moment_takes_the_place_of_a_later_one() {
+    fn earlier_moment_replaces_a_later_one() {
         for alarm in [Alarm::new(), Alarm::Sliced(Sliced::default())] {
             alarm.set(now() + Duration::from_secs(3600));
             std::thread::scope(|scope| {

@@ -1,8 +1,8 @@
-//! The only source of time: a clock that does not stop in suspend, its timers, and a way to replace both.
+//! The only source of time: a clock that does not stop in suspend, its timers, and a trait to replace both.
 //!
-//! `std::time::Instant` and tokio's timers stand still while a machine sleeps; a lease does not. The engine
-//! therefore reads [`SystemClock`]: `CLOCK_BOOTTIME` where the system has it, with timers on the same clock
-//! served by one thread of their own, so that neither I/O nor a busy runtime delays a deadline.
+//! `std::time::Instant` and tokio's timers stop while a machine is suspended; a lease does not. The engine
+//! therefore reads [`SystemClock`]: `CLOCK_BOOTTIME` if the system has it, with timers on the same clock
+//! and a thread for them, so that neither I/O nor a busy runtime delays a deadline.
 
 mod alarm;
 mod moment;
@@ -20,37 +20,37 @@ pub use system::SystemClock;
 pub(crate) use within::by;
 pub use within::within;
 
-/// Completes at the moment it was asked for. Dropping it takes the timer back.
+/// A future that completes at its moment. Dropping it cancels the timer.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A monotonic clock with timers. Replace it in tests: [`TokioClock`] follows tokio's paused time.
 ///
 /// # For implementors
 ///
-/// `now` never goes back, and `sleep_until(at)` completes no earlier than `now() >= at` and soon after.
+/// `now` never goes back. `sleep_until(at)` never completes before `now() >= at`, and completes without delay then.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// This moment.
+    /// Returns the current moment.
     fn now(&self) -> Moment;
 
     /// Completes when `now() >= at`.
     fn sleep_until(&self, at: Moment) -> Sleep;
 
-    /// The same for what has time, which may be some milliseconds late: so that many wake up together. Thousands of
-    /// renewals a second then cost a few hundred wake-ups.
+    /// Completes when `now() >= at`, or some milliseconds later, so that many sleeps end together. Thousands of
+    /// renewals a second then need only a few hundred wake-ups.
     fn sleep_until_about(&self, at: Moment) -> Sleep {
         self.sleep_until(at)
     }
 
-    /// The time of day, for cron schedules alone: it may jump, so no lease depends on it.
+    /// Returns the wall-clock time, for cron schedules only. It may jump, so no lease depends on it.
     fn wall(&self) -> SystemTime {
         SystemTime::now()
     }
 }
 
-/// Follows tokio's time, which a test can pause and advance.
+/// A clock on tokio's time, which a test can pause and advance.
 ///
-/// For tests and simulations: tokio's time stands still while the machine sleeps, so a lease on this clock
-/// would outlive its store's.
+/// For tests and simulations only: tokio's time stops while the machine is suspended, so a lease on this clock
+/// would last longer than at the store.
 ///
 /// # Panics
 ///
@@ -61,7 +61,7 @@ pub struct TokioClock {
 }
 
 impl TokioClock {
-    /// A clock that starts at [`Moment::ZERO`] now.
+    /// Creates a clock that starts at [`Moment::ZERO`] now.
     #[must_use]
     pub fn new() -> Self {
         Self { origin: tokio::time::Instant::now() }

@@ -6,12 +6,12 @@ use rustix::time::{ClockId, clock_gettime};
 use super::timer::Timer;
 use super::{Clock, Moment, Sleep};
 
-/// The clock of this machine, which goes on through suspend.
+/// The clock of this machine, which does not stop in suspend.
 ///
-/// Linux: `CLOCK_BOOTTIME`. Elsewhere: `CLOCK_MONOTONIC`, which on macOS goes on through suspend too.
-/// A virtual machine that is paused from outside stops every clock in it; only a fencing token covers that.
+/// Linux: `CLOCK_BOOTTIME`. Other systems: `CLOCK_MONOTONIC`, which does not stop in suspend on macOS either.
+/// In a virtual machine that is paused from outside every clock stops; only a fencing token covers that.
 ///
-/// All values of this type are one clock, served by one timer thread, started at the first sleep.
+/// All values of this type are one clock with one timer thread, which starts at the first sleep.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -20,7 +20,7 @@ const CLOCK: ClockId = ClockId::Boottime;
 #[cfg(not(target_os = "linux"))]
 const CLOCK: ClockId = ClockId::Monotonic;
 
-/// This moment on the machine's clock.
+/// Returns the current moment of the machine's clock.
 pub(super) fn now() -> Moment {
     let time = clock_gettime(CLOCK);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
@@ -39,15 +39,15 @@ impl Clock for SystemClock {
     }
 
     fn sleep_until_about(&self, at: Moment) -> Sleep {
-        self.sleep_until(next_beat(at))
+        self.sleep_until(next_tick(at))
     }
 }
 
-/// The first beat that does not come before this moment, the same for all of the machine.
-fn next_beat(at: Moment) -> Moment {
-    const BEAT: u128 = 8_000_000;
-    let over = at.since_zero().as_nanos() % BEAT;
-    if over == 0 { at } else { at + Duration::from_nanos((BEAT - over) as u64) }
+/// Returns the first tick that is not before this moment. The ticks are the same for all processes of the machine.
+fn next_tick(at: Moment) -> Moment {
+    const TICK: u128 = 8_000_000;
+    let over = at.since_zero().as_nanos() % TICK;
+    if over == 0 { at } else { at + Duration::from_nanos((TICK - over) as u64) }
 }
 
 #[cfg(test)]
@@ -55,24 +55,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_time_waits_for_the_next_beat_and_no_longer() {
+    fn approximate_sleep_ends_at_the_next_tick() {
         let ms = |ms: u64| Moment::ZERO + Duration::from_millis(ms);
-        assert_eq!((next_beat(ms(0)), next_beat(ms(8))), (ms(0), ms(8)));
-        assert_eq!((next_beat(ms(1)), next_beat(ms(9)), next_beat(ms(15))), (ms(8), ms(16), ms(16)));
-        assert_eq!(next_beat(ms(8) + Duration::from_nanos(1)), ms(16));
+        assert_eq!((next_tick(ms(0)), next_tick(ms(8))), (ms(0), ms(8)));
+        assert_eq!((next_tick(ms(1)), next_tick(ms(9)), next_tick(ms(15))), (ms(8), ms(16), ms(16)));
+        assert_eq!(next_tick(ms(8) + Duration::from_nanos(1)), ms(16));
     }
 
     #[tokio::test]
-    async fn a_sleep_ends_at_its_moment_and_not_before() {
+    async fn sleep_does_not_end_before_its_moment() {
         let at = SystemClock.now() + Duration::from_millis(20);
         SystemClock.sleep_until(at).await;
         assert!(SystemClock.now() >= at);
     }
 
     #[tokio::test]
-    async fn every_sleep_of_a_crowd_ends_at_its_moment_and_not_before() {
+    async fn none_of_many_sleeps_ends_before_its_moment() {
         let start = SystemClock.now();
-        // Ten in a millisecond: more than the timer thread wakes up for one by one.
+        // Ten per millisecond: more than the timer thread wakes up for separately.
         let sleeps = (0..300).map(|n| async move {
             let at = start + Duration::from_micros(n * 100);
             SystemClock.sleep_until(at).await;
@@ -83,11 +83,11 @@ mod tests {
 
     #[tokio::test]
     async fn an_earlier_sleep_is_not_held_up_by_a_later_one() {
-        let late = SystemClock.sleep_until(SystemClock.now() + Duration::from_secs(3600));
-        let early = SystemClock.sleep_until(SystemClock.now() + Duration::from_millis(20));
+        let later = SystemClock.sleep_until(SystemClock.now() + Duration::from_secs(3600));
+        let earlier = SystemClock.sleep_until(SystemClock.now() + Duration::from_millis(20));
         tokio::select! {
-            () = late => panic!("an hour has passed"),
-            () = early => {}
+            () = later => panic!("an hour has passed"),
+            () = earlier => {}
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Timers on the machine's clock: an ordered map of wakers and one thread that sleeps until the first.
+//! Timers on the machine's clock: an ordered map of wakers, and one thread that sleeps until the first.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -19,11 +19,11 @@ use super::system::now;
 pub(super) struct Timer {
     entries: Mutex<Entries>,
     alarm: Alarm,
-    /// Starts the thread that serves the timers.
+    /// Starts the timer thread.
     spawn: fn(&'static Self) -> io::Result<()>,
-    /// The thread runs.
+    /// Whether the timer thread runs.
     served: AtomicBool,
-    /// Held while the thread is started. Whether the system has refused one before.
+    /// Locked while the thread is started. Whether a start has failed before.
     starting: Mutex<bool>,
 }
 
@@ -31,18 +31,19 @@ pub(super) struct Timer {
 struct Entries {
     wakers: BTreeMap<(Moment, u64), Waker>,
     next: u64,
-    /// When the alarm goes off. It may go off with nothing due; it never goes off later than it may.
+    /// The moment that the alarm is set to. It may fire with nothing due, but never after the first timer is due,
+    /// except for [`GAP`].
     armed: Option<Moment>,
-    /// When it may go off next.
+    /// The earliest moment at which the alarm may fire again.
     earliest: Moment,
 }
 
-/// How far apart two alarms are at the least. With thousands of timers a second, waking up for each would cost
-/// more than all that they are for. A timer is late by this at most, and only right after another.
+/// The minimum time between two alarms. With thousands of timers a second, a wake-up of the thread for each would cost
+/// more than their work. A timer is late by this at most, and only right after another.
 const GAP: Duration = Duration::from_millis(1);
 
 impl Timer {
-    /// Makes the timers of the process. The first sleep starts the thread that serves them.
+    /// Creates the timers of the process. The first sleep starts the timer thread.
     pub(super) fn new() -> &'static Self {
         Self::with_thread(|timer| {
             thread::Builder::new().name("simba-timer".into()).spawn(move || timer.serve()).map(drop)
@@ -59,24 +60,24 @@ impl Timer {
         }))
     }
 
-    /// Starts the thread unless it runs. A process at its limit of threads gets none: then the sleeper with this
-    /// waker is polled again at once, and tries again each time, so that its deadline is met all the same.
-    fn ensure_served(&'static self, sleeper: &Waker) {
+    /// Starts the thread unless it runs. If that fails, as in a process at its limit of threads, the task with this
+    /// waker is polled again at once and tries again each time, so that its deadline is met anyway.
+    fn ensure_served(&'static self, waker: &Waker) {
         if self.served.load(Ordering::Acquire) {
             return;
         }
-        let mut refused = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.served.load(Ordering::Acquire) {
             match (self.spawn)(self) {
                 Ok(()) => self.served.store(true, Ordering::Release),
                 Err(error) => {
-                    let first = !std::mem::replace(&mut *refused, true);
-                    drop(refused);
+                    let first = !std::mem::replace(&mut *failed, true);
+                    drop(failed);
                     if first {
-                        let effect = "sleepers are polled without a pause until it does";
-                        tracing::error!(%error, effect, "the system starts no timer thread");
+                        let effect = "tasks that sleep are polled continuously until it does";
+                        tracing::error!(%error, effect, "the system cannot start the timer thread");
                     }
-                    sleeper.wake_by_ref();
+                    waker.wake_by_ref();
                 }
             }
         }
@@ -86,7 +87,7 @@ impl Timer {
         loop {
             self.alarm.wait();
             for waker in self.take_due() {
-                // A foreign waker that panics must not end the timers of everyone else.
+                // A waker of other code that panics must not end the timer thread.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
             }
         }
@@ -121,7 +122,7 @@ impl Timer {
         id
     }
 
-    /// Lets the alarm go off for `at`, unless it goes off before anyway.
+    /// Sets the alarm to `at`, unless it is set to an earlier moment.
     fn arm(&self, entries: &mut Entries, at: Moment) {
         let at = at.max(entries.earliest);
         if entries.armed.is_none_or(|armed| at < armed) {
@@ -164,12 +165,12 @@ impl Future for TimerSleep {
         let waker = context.waker().clone();
         let mut entries = self.timer.entries();
         let Some(entry) = entries.wakers.get_mut(&(self.at, id)) else {
-            // Fired between the look at the clock and the look at the map.
+            // It fired after the clock was read and before the map was locked.
             return Poll::Ready(());
         };
         let old = std::mem::replace(entry, waker);
         drop(entries);
-        // Outside the lock: it may be the last owner of a task that sleeps too.
+        // Outside the lock: the waker may be the last owner of a task that holds a sleep as well.
         drop(old);
         Poll::Pending
     }
@@ -190,17 +191,17 @@ mod tests {
     use super::*;
     use crate::park;
 
-    /// Refuses the first hundred threads.
+    /// Fails for the first hundred threads.
     fn limited(timer: &'static Timer) -> io::Result<()> {
-        static REFUSED: AtomicUsize = AtomicUsize::new(0);
-        if REFUSED.fetch_add(1, Ordering::Relaxed) < 100 {
+        static FAILED: AtomicUsize = AtomicUsize::new(0);
+        if FAILED.fetch_add(1, Ordering::Relaxed) < 100 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         thread::Builder::new().spawn(move || timer.serve()).map(drop)
     }
 
     #[test]
-    fn sleeps_end_at_their_moment_while_the_system_starts_no_thread() {
+    fn sleeps_end_at_their_moment_while_no_thread_can_be_started() {
         let never = Timer::with_thread(|_| Err(io::ErrorKind::WouldBlock.into()));
         let at = now() + Duration::from_millis(30);
         park::block_on(never.sleep_until(at));
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_is_started_once_the_system_allows_it() {
+    fn thread_is_started_once_the_system_allows_it() {
         let timer = Timer::with_thread(limited);
         for _ in 0..3 {
             let at = now() + Duration::from_millis(300);

@@ -1,4 +1,4 @@
-//! Work that must end by a moment.
+//! Time limits for futures.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,11 +10,11 @@ use pin_project_lite::pin_project;
 use super::{Clock, Moment, Sleep};
 use crate::seeded::{self, Bug};
 
-/// Runs `work` for at most `limit` on this clock, from this call on; `None` if it did not end by then.
+/// Runs `work` for at most `limit` on this clock, counted from this call. Returns `None` if it did not end by then.
 ///
 /// # Cancel safety
 ///
-/// As that of `work`, which is dropped when the time is up.
+/// As that of `work`, which is dropped when the time has passed.
 pub fn within<F: Future>(
     clock: &dyn Clock,
     limit: Duration,
@@ -23,17 +23,17 @@ pub fn within<F: Future>(
     by(clock, clock.now() + limit, work)
 }
 
-/// The same until a moment on this clock.
+/// Runs `work` until `end` on this clock at most. Returns `None` if it did not end by then.
 pub(crate) fn by<F: Future>(clock: &dyn Clock, end: Moment, work: F) -> By<'_, F> {
     By { clock, end, sleep: None, work }
 }
 
 pin_project! {
-    /// By hand: an `async fn` keeps its arguments twice, and every call to a store is in one of these.
+    /// A future without `async fn`, which stores its arguments twice: every call to a store is in one of these.
     pub(crate) struct By<'a, F> {
         clock: &'a dyn Clock,
         end: Moment,
-        // What is done at once needs no timer.
+        // Created at the first pending poll: work that is ready at once needs no timer.
         sleep: Option<Sleep>,
         #[pin]
         work: F,

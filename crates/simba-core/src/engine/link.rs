@@ -1,26 +1,16 @@
-//! What a driver and its handles share: the handles wish, the driver reports.
+//! The state that a driver and its handles share: requests of the handles, reports of the driver.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::action::Request;
 use crate::error::{Error, Result};
 use crate::tenure::Tenure;
 use crate::types::{ContenderId, MutexOwner, MutexState};
 use crate::watched::Watched;
 
-/// What the handle wants of its driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
-    /// Get the mutex and hold it.
-    Hold,
-    /// Give it up and stay away for a while.
-    StepDown(Duration),
-    /// Give it up and end.
-    Stop,
-}
-
-/// The two ends of one contention. Cheap to clone.
+/// The connection between a driver and its handles. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     shared: Arc<Watched<Shared>>,
@@ -29,15 +19,17 @@ pub(crate) struct Link {
 #[derive(Debug)]
 struct Shared {
     contender: Option<ContenderId>,
-    wish: Wish,
+    request: Request,
     tenure: Option<Tenure>,
     state: MutexState,
     error: Option<Error>,
+    /// The driver has no task and needs none: its caller polls it.
+    inline: bool,
     /// The store has answered at least once.
     answered: bool,
-    /// No tenure comes any more.
+    /// Set once no further tenure can begin.
     outcome: Option<Result<()>>,
-    /// Nothing of the driver is left at the store either.
+    /// Set once the driver has left the store as well.
     done: Option<Result<()>>,
 }
 
@@ -45,10 +37,11 @@ impl Link {
     pub(crate) fn new() -> Self {
         let shared = Shared {
             contender: None,
-            wish: Wish::Hold,
+            request: Request::Hold,
             tenure: None,
             state: MutexState::none(),
             error: None,
+            inline: false,
             answered: false,
             outcome: None,
             done: None,
@@ -60,43 +53,44 @@ impl Link {
 // ===== the handle's side =====
 
 impl Link {
-    /// Asks the driver to give the mutex up and end. Never blocks, never fails, works anywhere.
+    /// Requests that the driver releases the mutex and ends. Never blocks, never fails, needs no runtime.
     pub(crate) fn stop(&self) {
-        self.shared.update(|shared| shared.wish = Wish::Stop);
+        self.shared.update(|shared| shared.request = Request::Stop);
     }
 
     pub(crate) fn step_down(&self, cooldown: Duration) {
         self.shared.update(|shared| {
-            if shared.wish != Wish::Stop {
-                shared.wish = Wish::StepDown(cooldown);
+            if shared.request != Request::Stop {
+                shared.request = Request::StepDown(cooldown);
             }
         });
     }
 
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.shared.read(|shared| shared.wish != Wish::Stop && shared.outcome.is_none())
+    /// Returns whether the driver contends or holds, and no stop was requested.
+    pub(crate) fn is_active(&self) -> bool {
+        self.shared.read(|shared| shared.request != Request::Stop && shared.outcome.is_none())
     }
 
     pub(crate) fn is_done(&self) -> bool {
         self.shared.read(|shared| shared.done.is_some())
     }
 
-    /// Waits for the driver's end.
+    /// Waits until the driver has left the store, and returns its outcome.
     pub(crate) async fn done(&self) -> Result<()> {
         self.shared.until(|shared| shared.done.clone()).await
     }
 
-    /// Waits for a tenure under which work may start; `Err` with the driver's outcome if it ended instead.
+    /// Waits for a tenure under which work may start. Returns the driver's outcome as `Err` if it ended instead.
     pub(crate) async fn acquired(&self) -> Result<Tenure, Result<()>> {
         self.shared.until(Shared::open_or_done).await
     }
 
-    /// The tenure that [`acquired`](Self::acquired) would give at once.
+    /// Returns the tenure with which [`acquired`](Self::acquired) would complete at once.
     pub(crate) fn acquired_now(&self) -> Option<Tenure> {
         self.shared.read(Shared::open_or_done).and_then(Result::ok)
     }
 
-    /// Waits for a tenure other than `last`, over or not; `None` once the driver ended.
+    /// Waits for a tenure other than `last`, ended or not. Returns `None` once the driver has ended.
     pub(crate) async fn next(&self, last: Option<&Tenure>) -> Option<(Tenure, MutexState)> {
         self.shared
             .until(|shared| match &shared.tenure {
@@ -124,14 +118,14 @@ impl Link {
         self.shared.read(|shared| shared.state.after.clone())
     }
 
-    /// Whether the store has answered at least once.
+    /// Returns whether the store has answered at least once.
     pub(crate) fn is_answered(&self) -> bool {
         self.shared.read(|shared| shared.answered)
     }
 
-    /// Whether the handle asked for the end, reached or not.
+    /// Returns whether the handle requested a stop, completed or not.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.wish() == Wish::Stop
+        self.request() == Request::Stop
     }
 
     pub(crate) fn error(&self) -> Option<Error> {
@@ -151,56 +145,68 @@ impl Shared {
 // ===== the driver's side =====
 
 impl Link {
-    /// The driver contends under this id from now on.
-    pub(crate) fn call(&self, contender: &ContenderId) {
+    /// Sets the id that the driver contends under from now on.
+    pub(crate) fn set_contender(&self, contender: &ContenderId) {
         self.shared.update_quietly(|shared| shared.contender = Some(contender.clone()));
     }
 
-    pub(crate) fn wish(&self) -> Wish {
-        self.shared.read(|shared| shared.wish)
+    /// Records whether the driver can go on without a task, polled by its caller.
+    pub(crate) fn set_inline(&self, inline: bool) {
+        self.shared.update_quietly(|shared| shared.inline = inline);
     }
 
-    /// Waits until the handle wants something else than to hold.
-    pub(crate) fn wishes_otherwise(&self) -> impl Future<Output = ()> + Send {
-        self.shared.until(|shared| (shared.wish != Wish::Hold).then_some(()))
+    pub(crate) fn is_inline(&self) -> bool {
+        self.shared.read(|shared| shared.inline)
     }
 
-    /// A step-down is being carried out; unless a stop comes meanwhile, contend again afterwards.
-    pub(crate) fn steps_down(&self) {
+    pub(crate) fn request(&self) -> Request {
+        self.shared.read(|shared| shared.request)
+    }
+
+    /// Waits until a stop or step-down is requested.
+    pub(crate) fn interrupted(&self) -> impl Future<Output = ()> + Send {
+        self.shared.until(|shared| (shared.request != Request::Hold).then_some(()))
+    }
+
+    /// Accepts the request to step down. The driver contends again afterwards, unless a stop is requested meanwhile.
+    pub(crate) fn accept_step_down(&self) {
         self.shared.update_quietly(|shared| {
-            if shared.wish != Wish::Stop {
-                shared.wish = Wish::Hold;
+            if shared.request != Request::Stop {
+                shared.request = Request::Hold;
             }
         });
     }
 
-    /// The store named this owner. Returns the change, if it is one.
-    pub(crate) fn saw(&self, owner: MutexOwner) -> Option<MutexState> {
-        self.shared.update_quietly(|shared| shared.saw(owner))
+    /// Records the owner that the store named in the answer to a call.
+    pub(crate) fn observe(&self, owner: MutexOwner) {
+        self.shared.update_quietly(|shared| {
+            shared.observe(owner);
+            shared.error = None;
+        });
     }
 
-    /// A tenure began.
+    /// Publishes a tenure that began.
     pub(crate) fn publish(&self, tenure: Tenure, owner: MutexOwner) {
         self.shared.update(|shared| {
-            shared.saw(owner);
+            shared.observe(owner);
             shared.error = None;
             shared.tenure = Some(tenure);
         });
     }
 
-    /// The tenure is over.
+    /// Withdraws a tenure that ended.
     pub(crate) fn withdraw(&self, owner: MutexOwner) {
         self.shared.update(|shared| {
-            shared.saw(owner);
+            shared.observe(owner);
             shared.tenure = None;
         });
     }
 
-    pub(crate) fn fail(&self, error: Option<Error>) {
-        self.shared.update_quietly(|shared| shared.error = error);
+    pub(crate) fn set_error(&self, error: Error) {
+        self.shared.update_quietly(|shared| shared.error = Some(error));
     }
 
-    /// No tenure comes any more; what is left to do at the store, no caller has to wait for.
+    /// Sets the outcome: no further tenure begins. Callers need not wait for what is left to do at the store.
     pub(crate) fn conclude(&self, outcome: Result<()>) {
         self.shared.update(|shared| {
             shared.error = outcome.as_ref().err().cloned().or_else(|| shared.error.take());
@@ -209,7 +215,7 @@ impl Link {
         });
     }
 
-    /// The driver has left the store.
+    /// Records that the driver has left the store.
     pub(crate) fn finish(&self, left: Result<()>) {
         self.shared.update(|shared| {
             shared.error = left.as_ref().err().cloned().or_else(|| shared.error.take());
@@ -220,14 +226,12 @@ impl Link {
 }
 
 impl Shared {
-    fn saw(&mut self, owner: MutexOwner) -> Option<MutexState> {
+    fn observe(&mut self, owner: MutexOwner) {
         self.answered = true;
         let owner = owner.since(&self.state.after);
         let before = std::mem::replace(&mut self.state.after, owner);
-        if before.id == self.state.after.id {
-            return None;
+        if before.id != self.state.after.id {
+            self.state.before = before;
         }
-        self.state.before = before;
-        Some(self.state.clone())
     }
 }

@@ -1,13 +1,21 @@
-//! The engine: a pure machine that knows what an answer means, pure pacing that knows when to act, and one
-//! driver that does both for a contender, over any backend.
+//! The engine: a pure machine that decides, and one driver per contender that performs its actions over any backend.
+//!
+//! It depends on the backend interface, the clock and the value types, and on nothing of the handles built on it.
 
+mod action;
+mod closing;
+mod core;
 mod driver;
+mod inline;
 mod link;
 mod machine;
 mod pacing;
-mod ride;
+#[cfg(test)]
+mod tests;
 
-pub(crate) use driver::{Driver, Mode, Order};
+pub(crate) use action::{Mode, Settings};
+pub(crate) use core::Core;
+pub(crate) use driver::{Driver, DriverConfig};
+pub(crate) use inline::Inline;
 pub(crate) use link::Link;
 pub(crate) use pacing::Pacing;
-pub(crate) use ride::{Ride, Rides};

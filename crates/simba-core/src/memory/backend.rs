@@ -10,10 +10,10 @@ use crate::clock::{Clock, SystemClock};
 use crate::error::Result;
 use crate::operate::Operate;
 
-/// Mutexes in the memory of this process: for tests, examples, and as the model for other backends.
+/// A backend in the memory of this process: for tests and examples, and as the reference for other backends.
 ///
-/// Clones share one store, as two processes share a server. Fair: waiters get the mutex in the order in which
-/// they came. Wakes exactly the next waiter. Tokens grow for the life of the clock.
+/// Clones share one store, as two processes share a server. Waiters acquire in FIFO order. A release wakes exactly the
+/// next waiter. Tokens increase as long as the clock does.
 ///
 /// # Examples
 ///
@@ -35,21 +35,21 @@ pub struct MemoryBackend {
 }
 
 impl MemoryBackend {
-    /// An empty store on the machine's clock.
+    /// Creates an empty store on the machine's clock.
     #[must_use]
     pub fn new() -> Self {
         Self::with_clock(SystemClock)
     }
 
-    /// An empty store that tells time by this clock: a store has one of its own.
+    /// Creates an empty store on this clock. It may differ from the clock of the handle, as that of a server does.
     #[must_use]
     pub fn with_clock(clock: impl Clock) -> Self {
         Self { store: Arc::new(Store::new(Arc::new(clock))) }
     }
 
-    /// Forgets every owner and every waiter, as a server that restarts without persistence does.
+    /// Deletes every owner and every waiter, like the restart of a server without persistence.
     ///
-    /// For tests. Holders find out at their next renewal; tokens still grow.
+    /// For tests. Holders lose the mutex at their next renewal; tokens still increase.
     pub fn lose_all(&self) {
         self.store.lose_all();
     }

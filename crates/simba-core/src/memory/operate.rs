@@ -23,10 +23,10 @@ impl Operate for MemoryBackend {
         let clock = self.store().clock();
         let before = clock.now();
         self.store().list();
-        let alone = Finding::new(
-            "only this process sees these mutexes: another one holds them at the same time",
+        let finding = Finding::new(
+            "only this process has these mutexes: another process can hold them at the same time",
             "use sqlite:PATH on one host, or a server",
         );
-        Ok(Probe { server: "memory".into(), round_trip: clock.now() - before, findings: vec![alone] })
+        Ok(Probe { server: "memory".into(), round_trip: clock.now() - before, findings: vec![finding] })
     }
 }

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use super::store::{SessionId, Store, Topic};
 use crate::backend::{Answer, Claim, Holding, Intent, Ownership, Prior, Session};
 use crate::error::Result;
-use crate::hub::Listener;
+use crate::wakeups::Subscription;
 
 /// One contender or observer at the store.
 pub(super) struct MemorySession {
@@ -13,17 +13,17 @@ pub(super) struct MemorySession {
     id: SessionId,
     claim: Claim,
     holds: bool,
-    listener: Option<Listener<Topic>>,
+    subscription: Option<Subscription<Topic>>,
 }
 
 impl MemorySession {
     pub(super) fn new(store: Arc<Store>, claim: Claim) -> Self {
-        Self { id: store.open(), store, claim, holds: false, listener: None }
+        Self { id: store.open(), store, claim, holds: false, subscription: None }
     }
 
     fn topic(&self) -> Topic {
         match self.claim.intent {
-            Intent::Queue => Topic::Turn(self.id),
+            Intent::Queue => Topic::Waiter(self.id),
             Intent::Try | Intent::Observe => Topic::Owner(self.claim.mutex.clone()),
         }
     }
@@ -35,8 +35,8 @@ impl Session for MemorySession {
         let answer = self.store.contend(self.id, &self.claim, prior);
         self.holds = matches!(answer, Answer::Ours(_));
         if self.holds {
-            // A holder has nothing to be told: the store forgets nobody.
-            self.listener = None;
+            // A holder needs no hints: this store does not lose holds.
+            self.subscription = None;
         }
         Ok(answer)
     }
@@ -55,10 +55,10 @@ impl Session for MemorySession {
         if self.holds {
             return std::future::pending().await;
         }
-        match &mut self.listener {
-            Some(listener) => listener.rung().await,
-            // What was missed before this line, the next look finds.
-            None => self.listener = Some(self.store.hub().listen(self.topic())),
+        match &mut self.subscription {
+            Some(subscription) => subscription.notified().await,
+            // Completes at once: the next call finds what changed before the subscription.
+            None => self.subscription = Some(self.store.wakeups().subscribe(self.topic())),
         }
         Ok(())
     }

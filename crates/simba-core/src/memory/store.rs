@@ -1,4 +1,4 @@
-//! The table of mutexes: what another backend keeps in a server.
+//! The table of mutexes, which other backends have in a server.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,20 +7,20 @@ use std::time::SystemTime;
 
 use crate::backend::{Answer, Claim, Holding, Intent, Ownership, Prior};
 use crate::clock::{Clock, Moment};
-use crate::hub::Hub;
 use crate::operate::{EvictIf, Eviction, MutexRecord};
 use crate::types::{ContenderId, FencingToken, MutexName};
+use crate::wakeups::Wakeups;
 
-/// A session's name within the store. Two sessions may share a contender's id; they never share this.
+/// The id of a session within the store. Two sessions may have the same contender id, but never the same session id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SessionId(u64);
 
-/// Whom a hint is for.
+/// The sessions that a wake-up is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Topic {
-    /// The one waiter whose turn it may be.
-    Turn(SessionId),
-    /// Everyone who watches the mutex.
+    /// The waiter that may be first in the queue.
+    Waiter(SessionId),
+    /// All observers of the mutex.
     Owner(MutexName),
 }
 
@@ -28,11 +28,11 @@ pub(super) enum Topic {
 pub(super) struct Store {
     rows: Mutex<HashMap<MutexName, Row>>,
     clock: Arc<dyn Clock>,
-    hub: Hub<Topic>,
+    wakeups: Wakeups<Topic>,
     sessions: AtomicU64,
 }
 
-/// One mutex. Never removed: its token must outlive every owner.
+/// One mutex. Never removed: its token must stay after a release.
 #[derive(Default)]
 struct Row {
     owner: Option<Owner>,
@@ -42,14 +42,14 @@ struct Row {
 
 struct Owner {
     id: ContenderId,
-    /// Another session of the same id is a stranger, whatever it believes to have.
+    /// A session with the same contender id but another session id is not the owner.
     session: SessionId,
     until: Moment,
     ttl_until: Moment,
     since: SystemTime,
 }
 
-/// A place in the queue, which ends unless its waiter looks again.
+/// An entry in the queue, which expires unless its waiter polls.
 struct Waiter {
     session: SessionId,
     until: Moment,
@@ -57,11 +57,11 @@ struct Waiter {
 
 impl Store {
     pub(super) fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { rows: Mutex::default(), clock, hub: Hub::local(), sessions: AtomicU64::new(0) }
+        Self { rows: Mutex::default(), clock, wakeups: Wakeups::local(), sessions: AtomicU64::new(0) }
     }
 
-    pub(super) fn hub(&self) -> &Hub<Topic> {
-        &self.hub
+    pub(super) fn wakeups(&self) -> &Wakeups<Topic> {
+        &self.wakeups
     }
 
     pub(super) fn clock(&self) -> &dyn Clock {
@@ -72,13 +72,13 @@ impl Store {
         SessionId(self.sessions.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Takes, renews, or reports; see [`Session::contend`](crate::Session::contend).
+    /// Acquires, renews, or reports; see [`Session::contend`](crate::spi::Session::contend).
     pub(super) fn contend(&self, session: SessionId, claim: &Claim, prior: Prior) -> Answer {
         let now = self.clock.now();
         let mut rows = self.rows();
         let row = rows.entry(claim.mutex.clone()).or_default();
         row.expire(now);
-        let took = match prior {
+        let ours = match prior {
             Prior::Lapsed(token) if row.is_of(session) && row.token == token.get() => {
                 row.acquire(session, claim, now, self.clock.wall())
             }
@@ -86,13 +86,13 @@ impl Store {
             _ if row.owner.is_some() || !row.is_turn_of(session) => row.queue(session, claim, now),
             _ => {
                 row.leave(session);
-                self.hub.ring(&Topic::Owner(claim.mutex.clone()));
+                self.wakeups.notify(&Topic::Owner(claim.mutex.clone()));
                 row.acquire(session, claim, now, self.clock.wall())
             }
         };
         match row.ownership(now) {
-            Some(ours) if took => Answer::Ours(ours),
-            Some(other) => Answer::Held(other),
+            Some(ownership) if ours => Answer::Ours(ownership),
+            Some(ownership) => Answer::Held(ownership),
             None => Answer::Vacant,
         }
     }
@@ -105,23 +105,23 @@ impl Store {
         row.ownership(now)
     }
 
-    /// Frees the mutex if the contender owns it, leaves the queue, and wakes whose turn it is now.
+    /// Frees the mutex if the session owns it, leaves the queue, and wakes the first waiter.
     pub(super) fn release(&self, session: SessionId, claim: &Claim, holding: Holding) {
         let now = self.clock.now();
         let mut rows = self.rows();
         let Some(row) = rows.get_mut(&claim.mutex) else { return };
         row.expire(now);
         row.leave(session);
-        let meant = match holding {
+        let named = match holding {
             Holding::Nothing => false,
             Holding::Unknown => true,
             Holding::Under(token) => token.get() == row.token,
         };
-        let freed = row.owner.take_if(|owner| owner.session == session && meant).is_some();
+        let freed = row.owner.take_if(|owner| owner.session == session && named).is_some();
         self.wake_next(row, &claim.mutex, freed);
     }
 
-    /// Leaves the queue without touching the mutex, and passes on a wake-up that was meant for the session.
+    /// Leaves the queue without changing the mutex, and passes a wake-up of the session on.
     pub(super) fn leave(&self, session: SessionId, mutex: &MutexName) {
         let now = self.clock.now();
         let mut rows = self.rows();
@@ -132,13 +132,13 @@ impl Store {
         }
     }
 
-    /// Wakes the head of the queue if the mutex is free.
+    /// Wakes the first waiter if the mutex is free, and all observers if the owner changed.
     fn wake_next(&self, row: &Row, mutex: &MutexName, changed: bool) {
         if changed {
-            self.hub.ring(&Topic::Owner(mutex.clone()));
+            self.wakeups.notify(&Topic::Owner(mutex.clone()));
         }
         if let (None, Some(next)) = (&row.owner, row.waiters.front()) {
-            self.hub.ring(&Topic::Turn(next.session));
+            self.wakeups.notify(&Topic::Waiter(next.session));
         }
     }
 
@@ -191,7 +191,7 @@ impl Store {
 }
 
 impl Row {
-    /// Forgets what ran out: the owner's lease, and the places of waiters that look no more.
+    /// Removes what expired: the owner's lease, and the entries of waiters that no longer poll.
     fn expire(&mut self, now: Moment) {
         self.owner.take_if(|owner| owner.until <= now);
         self.waiters.retain(|waiter| waiter.until > now);
@@ -205,9 +205,9 @@ impl Row {
         self.waiters.front().is_none_or(|head| head.session == session)
     }
 
-    /// Gives the mutex to the contender with a new token. True, as for all that makes it the caller's.
+    /// Makes the session the owner, with a new token. Returns `true`: the session owns the mutex.
     fn acquire(&mut self, session: SessionId, claim: &Claim, now: Moment, since: SystemTime) -> bool {
-        // Time as a floor: a token still grows after the store lost its memory.
+        // The time is the minimum, so that tokens increase after the store lost its data.
         let floor = u64::try_from(now.since_zero().as_micros()).unwrap_or(u64::MAX);
         self.token = (self.token + 1).max(floor);
         let id = claim.contender.clone();
@@ -223,11 +223,11 @@ impl Row {
         true
     }
 
-    /// Keeps the session's place, or gives it the last one; false, since the mutex is not the caller's. A
-    /// place outlives two polls. A twin, whose id already owns the mutex, gets none.
+    /// Extends the session's entry, or appends one. An entry lasts for two poll intervals. A session whose contender id
+    /// owns the mutex under another session gets none. Returns `false`: the session does not own the mutex.
     fn queue(&mut self, session: SessionId, claim: &Claim, now: Moment) -> bool {
-        let twin = self.owner.as_ref().is_some_and(|owner| owner.id == claim.contender);
-        if claim.intent == Intent::Queue && !twin {
+        let same_id = self.owner.as_ref().is_some_and(|owner| owner.id == claim.contender);
+        if claim.intent == Intent::Queue && !same_id {
             let until = now + (claim.lease.poll() * 2).max(claim.lease.ttl());
             match self.waiters.iter_mut().find(|waiter| waiter.session == session) {
                 Some(waiter) => waiter.until = until,

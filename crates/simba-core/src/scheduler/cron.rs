@@ -12,13 +12,13 @@ use super::schedule::Next;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 
-/// A longer expression is no expression, and must not cost time or memory to find that out.
+/// The maximum length of an expression, so that a longer one costs neither time nor memory.
 const MAX_LEN: usize = 256;
-/// Looks at the wall clock at least this often, for it may be set.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
-/// The year 4900: later times are taken for it, because croner's search ends at the year 5000.
+/// The maximum time between two readings of the wall clock, which may be set.
+const RECHECK: Duration = Duration::from_secs(30);
+/// The year 4900, the maximum of all times, because croner's search ends at the year 5000.
 const LATEST: Timestamp = Timestamp::constant(92_461_910_400, 0);
-/// Far enough to find anything: a given weekday falls on February 29th at least every 40 years.
+/// The maximum search range, which is enough: a given weekday is on February 29th at least every 40 years.
 const HORIZON: SignedDuration = SignedDuration::from_hours(99 * 365 * 24);
 const INSTANT: SignedDuration = SignedDuration::from_nanos(1);
 
@@ -30,7 +30,7 @@ pub(super) struct Cron {
 }
 
 impl Cron {
-    /// Reads an expression, in UTC.
+    /// Parses an expression, in UTC.
     pub(super) fn parse(expression: &str) -> Result<Self> {
         if expression.len() > MAX_LEN {
             return Err(Error::invalid(format!(
@@ -49,20 +49,20 @@ impl Cron {
         Self { expression: expression.into(), pattern, zone: TimeZone::UTC }.occurring()
     }
 
-    /// The same expression in another zone.
+    /// Returns the same expression in another zone.
     pub(super) fn in_zone(&self, zone: &str) -> Result<Self> {
         let zone = find_zone(zone)?;
         Self { expression: self.expression.clone(), pattern: self.pattern.clone(), zone }.occurring()
     }
 
-    /// Refuses what never occurs. It tries the last century that croner searches: there the search for
-    /// nothing is short, and each of the fourteen kinds of year comes up.
+    /// Rejects an expression that never occurs. It searches the last century that croner supports: there a search
+    /// without a result is short, and each of the fourteen kinds of year occurs.
     fn occurring(self) -> Result<Self> {
         if self.after(LATEST).is_some() {
             return Ok(self);
         }
         Err(Error::invalid(format!(
-            "the cron expression {:?} never occurs in the time zone {}: mend its days and times",
+            "the cron expression {:?} never occurs in the time zone {}: fix its days and times",
             self.expression,
             self.zone_name()
         )))
@@ -72,9 +72,9 @@ impl Cron {
         self.zone.iana_name().unwrap_or("UTC")
     }
 
-    /// The first occurrence later than `after`.
+    /// Returns the first occurrence later than `after`.
     ///
-    /// croner searches local time only. Its own search in a zone lets `30 1 * * *` run a second time, at
+    /// croner searches in local time only. Its own search in a zone lets `30 1 * * *` run a second time, at
     /// 03:00, on the day when the clocks go from 02:00 to 03:00, and can take half a minute (4.0.2).
     fn after(&self, after: Timestamp) -> Option<Timestamp> {
         match self.pattern.determine_job_type() {
@@ -83,14 +83,15 @@ impl Cron {
         }
     }
 
-    /// For one time of day: each local time makes one instant.
+    /// Searches for one time of day: each local time is one instant.
     fn fixed_after(&self, after: Timestamp) -> Option<Timestamp> {
         let local = self.local_after(self.zone.to_datetime(after), false)?;
         let locals = std::iter::successors(Some(local), |local| self.local_after(*local, false));
         locals.map_while(|local| self.instant_of(local)).find(|instant| *instant > after)
     }
 
-    /// The end of the gap if the clocks skip that time, the first of two if it comes twice.
+    /// Returns the instant of a local time: the end of the gap if the clocks skip it, the first of two if it occurs
+    /// twice.
     fn instant_of(&self, local: DateTime) -> Option<Timestamp> {
         match self.zone.to_ambiguous_timestamp(local).offset() {
             AmbiguousOffset::Unambiguous { offset } => offset.to_timestamp(local).ok(),
@@ -102,22 +103,23 @@ impl Cron {
         }
     }
 
-    /// For many times of day: an instant occurs if the local clock then shows a time of the expression.
-    /// Between two changes of the zone's offset that clock runs evenly, so each such stretch is searched.
+    /// Searches for many times of day: an instant occurs if the local clock then shows a time of the expression.
+    /// The search covers the periods between two changes of the zone's offset one by one, since the offset is constant
+    /// there.
     fn interval_after(&self, after: Timestamp) -> Option<Timestamp> {
         let horizon = after.checked_add(HORIZON).ok()?;
-        let mut found = self.evenly_after(after, false)?;
+        let mut found = self.same_offset_after(after, false)?;
         for change in self.zone.following(after) {
             if found < change.timestamp() || change.timestamp() > horizon {
                 break;
             }
-            found = self.evenly_after(change.timestamp(), true)?;
+            found = self.same_offset_after(change.timestamp(), true)?;
         }
         Some(found).filter(|found| *found <= horizon)
     }
 
-    /// The first occurrence if the offset of `from` stayed.
-    fn evenly_after(&self, from: Timestamp, inclusive: bool) -> Option<Timestamp> {
+    /// Returns the first occurrence with the offset of `from`.
+    fn same_offset_after(&self, from: Timestamp, inclusive: bool) -> Option<Timestamp> {
         let offset = self.zone.to_offset(from);
         let local = self.local_after(offset.to_datetime(from), inclusive)?;
         offset.to_timestamp(local).ok()
@@ -128,7 +130,7 @@ impl Cron {
     }
 }
 
-/// Names the expression and the zone; the pattern within is a thousand lines of bits.
+/// Shows the expression and the zone. The pattern would be a thousand lines of bits.
 impl fmt::Debug for Cron {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Cron({:?} in {})", self.expression, self.zone_name())
@@ -139,7 +141,7 @@ fn parser() -> CronParser {
     CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build()
 }
 
-/// Refuses a field without a value, such as `,`: croner takes it and then searches for minutes (4.0.2).
+/// Rejects a field without a value, such as `,`: croner accepts it and then searches for minutes (4.0.2).
 fn check_fields(expression: &str, pattern: &CronPattern) -> Result<()> {
     let fields = [
         ("second", &pattern.seconds),
@@ -157,18 +159,18 @@ fn check_fields(expression: &str, pattern: &CronPattern) -> Result<()> {
     }
 }
 
-/// Makes `7#L` the last Sunday: croner turns 7 to 0 for all marks of a weekday but `L` (4.0.2).
+/// Makes `7#L` the last Sunday: croner converts 7 to 0 for all marks of a weekday except `L` (4.0.2).
 fn fold_sunday(pattern: &mut CronPattern) {
     let days = &mut pattern.days_of_week;
     for mark in (0..u8::BITS).map(|bit| 1 << bit) {
         if days.is_bit_set(7, mark).is_ok_and(|set| set) {
-            // Neither can fail: both days and the mark are ones that the field has.
+            // Neither can fail: both days and the mark are in the range of the field.
             let _ = days.unset_bit(7, mark).and_then(|()| days.set_bit(0, mark));
         }
     }
 }
 
-/// The host's database counts first; the one built in serves an image that has none.
+/// Finds a zone in the host's database, or in the built-in one if the host has none, as in a container image.
 fn find_zone(name: &str) -> Result<TimeZone> {
     if name.len() > MAX_LEN {
         return Err(Error::invalid(format!("a time zone's name has at most {MAX_LEN} bytes")));
@@ -185,67 +187,67 @@ fn find_zone(name: &str) -> Result<TimeZone> {
 /// A [`Cron`] in one tenure.
 pub(crate) struct CronPlan {
     cron: Arc<Cron>,
-    /// The occurrence that ran last, or the begin of the tenure: nothing up to here runs any more.
+    /// The occurrence that ran last, or the start of the tenure. Only later occurrences run.
     floor: Timestamp,
-    /// The wall clock when last looked at.
-    seen: Timestamp,
+    /// The last reading of the wall clock.
+    last_wall: Timestamp,
     due: Option<Timestamp>,
 }
 
 impl CronPlan {
     pub(super) fn new(cron: Arc<Cron>, wall: SystemTime) -> Self {
-        let begin = reading(wall);
+        let begin = timestamp(wall);
         let due = cron.after(begin);
-        Self { cron, floor: begin, seen: begin, due }
+        Self { cron, floor: begin, last_wall: begin, due }
     }
 
     pub(super) fn next(&mut self, now: Moment, wall: SystemTime) -> Next {
-        let wall = self.look(wall);
+        let wall = self.read_wall(wall);
         match self.due {
             None => Next::Never,
             Some(due) if due <= wall => Next::Run,
-            Some(due) => Next::At(now + due.duration_since(wall).unsigned_abs().min(LOOK_AGAIN)),
+            Some(due) => Next::At(now + due.duration_since(wall).unsigned_abs().min(RECHECK)),
         }
     }
 
-    /// The floor is the occurrence, not the clock: one that went astray and is set right costs one run.
+    /// Sets the floor to the occurrence, not to the clock: a wrong clock that is corrected then costs one run only.
     pub(super) fn started(&mut self, wall: SystemTime) {
         self.floor = self.due.unwrap_or(self.floor);
-        self.seen = reading(wall);
-        self.aim_after(self.seen);
+        self.last_wall = timestamp(wall);
+        self.set_due_after(self.last_wall);
     }
 
-    /// An occurrence at this very instant has not passed yet.
+    /// Skips passed occurrences. One at this instant has not passed yet.
     pub(super) fn ended(&mut self, wall: SystemTime) {
-        let wall = self.look(wall);
+        let wall = self.read_wall(wall);
         if self.due.is_some_and(|due| due < wall) {
-            self.aim_after(wall.checked_sub(INSTANT).unwrap_or(wall));
+            self.set_due_after(wall.checked_sub(INSTANT).unwrap_or(wall));
         }
     }
 
-    /// If the clock was set back, maybe from a far future, what was skipped on the way there may come yet.
-    fn look(&mut self, wall: SystemTime) -> Timestamp {
-        let wall = reading(wall);
-        if wall < self.seen {
-            self.aim_after(wall);
+    /// Reads the wall clock. If it was set back, occurrences that the jump forward had skipped are due again.
+    fn read_wall(&mut self, wall: SystemTime) -> Timestamp {
+        let wall = timestamp(wall);
+        if wall < self.last_wall {
+            self.set_due_after(wall);
         }
-        self.seen = wall;
+        self.last_wall = wall;
         wall
     }
 
-    fn aim_after(&mut self, wall: Timestamp) {
+    fn set_due_after(&mut self, wall: Timestamp) {
         self.due = self.cron.after(self.floor.max(wall));
     }
 }
 
 impl fmt::Debug for CronPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cron, floor, seen: _, due } = self;
+        let Self { cron, floor, last_wall: _, due } = self;
         f.debug_struct("CronPlan").field("cron", cron).field("floor", floor).field("due", due).finish()
     }
 }
 
-fn reading(wall: SystemTime) -> Timestamp {
+fn timestamp(wall: SystemTime) -> Timestamp {
     Timestamp::try_from(wall).map_or(LATEST, |wall| wall.min(LATEST))
 }
 
@@ -273,12 +275,12 @@ mod tests {
         Cron::parse(expression).and_then(|cron| cron.in_zone(zone)).unwrap()
     }
 
-    /// The occurrences after `from` up to and with `to`.
+    /// Returns the occurrences after `from`, up to and including `to`.
     fn between(cron: &Cron, from: Timestamp, to: Timestamp) -> Vec<Timestamp> {
         std::iter::successors(cron.after(from), |at| cron.after(*at)).take_while(|at| *at <= to).collect()
     }
 
-    /// The occurrences of two days from `day` at 00:00 UTC, in local time.
+    /// Returns the occurrences of two days from `day` at 00:00 UTC, in local time.
     fn two_days(expression: &str, zone: &str, day: &str) -> Vec<String> {
         let cron = cron(expression, zone);
         let from = stamp(&format!("{day}T00:00:00Z")) - INSTANT;
@@ -293,13 +295,13 @@ mod tests {
     }
 
     /// A plan whose clocks run together until the wall clock is set.
-    struct Bench {
+    struct TestPlan {
         plan: CronPlan,
         now: Moment,
         wall: Timestamp,
     }
 
-    impl Bench {
+    impl TestPlan {
         fn begin(expression: &str, wall: &str) -> Self {
             let (now, wall) = (Moment::ZERO, stamp(wall));
             let plan = CronPlan::new(Arc::new(cron(expression, "UTC")), wall.into());
@@ -310,7 +312,7 @@ mod tests {
             self.wall = stamp(wall);
         }
 
-        fn pass(&mut self, time: Duration) {
+        fn advance(&mut self, time: Duration) {
             self.now = self.now + time;
             self.wall += time;
         }
@@ -319,11 +321,11 @@ mod tests {
             self.plan.next(self.now, self.wall.into())
         }
 
-        /// Sleeps as it is told until a run is due; the wall clock then.
+        /// Sleeps until a run is due, and returns the wall clock.
         fn wait(&mut self) -> Timestamp {
             while let Next::At(then) = self.next() {
-                assert!(then > self.now && then - self.now <= LOOK_AGAIN);
-                self.pass(then - self.now);
+                assert!(then > self.now && then - self.now <= RECHECK);
+                self.advance(then - self.now);
             }
             assert_eq!(self.next(), Next::Run);
             self.wall
@@ -332,7 +334,7 @@ mod tests {
         fn run(&mut self, time: Duration) {
             assert_eq!(self.next(), Next::Run);
             self.plan.started(self.wall.into());
-            self.pass(time);
+            self.advance(time);
             self.plan.ended(self.wall.into());
         }
 
@@ -367,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_sunday_goes_by_all_its_names() {
+    fn last_sunday_has_four_notations() {
         for sunday in ["SUN#L", "0#L", "7#L", "7L"] {
             assert_eq!(
                 two_days(&format!("0 0 * * {sunday}"), "UTC", "2026-05-31"),
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_expression_is_refused() {
+    fn invalid_expressions_are_rejected() {
         for bad in [
             "",
             " ",
@@ -403,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_occurs_is_refused_at_once() {
+    fn expressions_that_never_occur_are_rejected_at_once() {
         for bad in ["0 0 30 2 *", "0 0 31 2,4,6,9,11 *", "* * * 30 2 +MON", "0 0 * * L"] {
             assert!(refusal(bad).contains("never occurs in the time zone UTC"), "{bad}");
         }
@@ -418,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn what_falls_in_the_skipped_hour_alone_is_refused_in_that_zone() {
+    fn expression_only_in_the_skipped_hour_is_rejected_in_that_zone() {
         for always_skipped in ["0,30 2 * 3 +SUN#L", "* * 2 * 3 +SUN#L"] {
             let schedule = Schedule::cron(always_skipped).unwrap();
             assert!(schedule.clone().with_time_zone("Asia/Tokyo").is_ok());
@@ -428,14 +430,14 @@ mod tests {
     }
 
     #[test]
-    fn a_zone_moves_the_times_with_the_seasons() {
+    fn times_follow_the_offset_of_the_zone() {
         assert_eq!(two_days("0 9 * * *", BERLIN, "2026-01-10"), ["10 09:00+01:00", "11 09:00+01:00"]);
         assert_eq!(two_days("0 9 * * *", BERLIN, "2026-07-10"), ["10 09:00+02:00", "11 09:00+02:00"]);
         assert_eq!(two_days("0 9 * * *", "utc", "2026-07-10"), ["10 09:00+00:00", "11 09:00+00:00"]);
     }
 
     #[test]
-    fn zones_are_for_cron_and_initial_delays_are_not() {
+    fn only_cron_has_zones_and_cron_has_no_initial_delay() {
         let schedule = Schedule::cron("* * * * *").unwrap();
         for unknown in ["", "Mars/Base", "../../etc/passwd", "/etc/localtime", "CET-1CEST", "\0"] {
             let error = schedule.clone().with_time_zone(unknown).unwrap_err();
@@ -450,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn one_time_of_day_that_the_clocks_skip_runs_at_the_end_of_the_gap() {
+    fn one_skipped_time_of_day_runs_at_the_end_of_the_gap() {
         assert_eq!(two_days("30 2 * * *", BERLIN, "2026-03-29"), ["29 03:00+02:00", "30 02:30+02:00"]);
         assert_eq!(
             two_days("30 2 * * *", "America/New_York", "2026-03-08"),
@@ -475,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn one_time_of_day_that_comes_twice_runs_at_the_first() {
+    fn one_time_of_day_that_occurs_twice_runs_at_the_first() {
         assert_eq!(two_days("30 2 * * *", BERLIN, "2026-10-25"), ["25 02:30+02:00", "26 02:30+01:00"]);
         assert_eq!(
             two_days("30 1 * * *", "America/New_York", "2026-11-01"),
@@ -499,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn many_times_of_day_agree_with_a_look_at_every_minute() {
+    fn many_times_of_day_agree_with_a_check_of_every_minute() {
         let changes = [
             (BERLIN, "2026-03-28T12:00:00Z"),
             (BERLIN, "2026-10-24T12:00:00Z"),
@@ -530,81 +532,81 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_sleeps_in_short_stretches_and_runs_on_time() {
-        let mut bench = Bench::begin("*/5 * * * *", "2026-07-01T10:00:00Z");
-        assert_eq!(bench.next(), Next::At(Moment::ZERO + LOOK_AGAIN), "10:00 itself was before the tenure");
-        assert_eq!(bench.wait_and_run(), "2026-07-01T10:05:00Z");
-        assert_eq!(bench.wait_and_run(), "2026-07-01T10:10:00Z");
-        bench.set("2026-07-01T10:14:50.5Z");
-        assert_eq!(bench.next(), Next::At(bench.now + Duration::from_millis(9500)));
+    fn plan_sleeps_for_at_most_30_seconds_and_runs_on_time() {
+        let mut test = TestPlan::begin("*/5 * * * *", "2026-07-01T10:00:00Z");
+        assert_eq!(test.next(), Next::At(Moment::ZERO + RECHECK), "10:00 itself was before the tenure");
+        assert_eq!(test.wait_and_run(), "2026-07-01T10:05:00Z");
+        assert_eq!(test.wait_and_run(), "2026-07-01T10:10:00Z");
+        test.set("2026-07-01T10:14:50.5Z");
+        assert_eq!(test.next(), Next::At(test.now + Duration::from_millis(9500)));
     }
 
     #[test]
-    fn what_passes_while_the_job_runs_is_skipped() {
-        let mut bench = Bench::begin("*/5 * * * *", "2026-07-01T10:00:00Z");
-        bench.wait();
-        bench.run(Duration::from_secs(12 * 60));
-        assert_eq!(bench.wait_and_run(), "2026-07-01T10:20:00Z");
-        bench.wait();
-        bench.run(Duration::from_secs(10 * 60));
+    fn occurrences_during_a_run_are_skipped() {
+        let mut test = TestPlan::begin("*/5 * * * *", "2026-07-01T10:00:00Z");
+        test.wait();
+        test.run(Duration::from_secs(12 * 60));
+        assert_eq!(test.wait_and_run(), "2026-07-01T10:20:00Z");
+        test.wait();
+        test.run(Duration::from_secs(10 * 60));
         assert_eq!(
-            bench.wait_and_run(),
+            test.wait_and_run(),
             "2026-07-01T10:35:00Z",
-            "at the very end of a run it was not missed"
+            "an occurrence at the end of a run is not missed"
         );
-        assert_eq!(bench.wait_and_run(), "2026-07-01T10:40:00Z");
+        assert_eq!(test.wait_and_run(), "2026-07-01T10:40:00Z");
     }
 
     #[test]
-    fn a_jump_forward_runs_once_and_goes_on_with_the_next() {
-        let mut bench = Bench::begin("*/5 * * * *", "2026-07-01T10:00:00Z");
-        bench.set("2026-07-03T17:31:00Z");
-        assert_eq!(bench.wait_and_run(), "2026-07-03T17:31:00Z");
-        assert_eq!(bench.wait_and_run(), "2026-07-03T17:35:00Z");
+    fn jump_forward_runs_once_and_continues_with_the_next() {
+        let mut test = TestPlan::begin("*/5 * * * *", "2026-07-01T10:00:00Z");
+        test.set("2026-07-03T17:31:00Z");
+        assert_eq!(test.wait_and_run(), "2026-07-03T17:31:00Z");
+        assert_eq!(test.wait_and_run(), "2026-07-03T17:35:00Z");
     }
 
     #[test]
-    fn a_clock_set_back_pauses_and_runs_nothing_twice() {
-        let mut bench = Bench::begin("*/5 * * * *", "2026-07-01T10:00:00Z");
-        assert_eq!(bench.wait_and_run(), "2026-07-01T10:05:00Z");
-        bench.set("2026-07-01T09:05:00Z");
-        assert_eq!(bench.wait_and_run(), "2026-07-01T10:10:00Z");
-        bench.wait();
-        bench.plan.started(bench.wall.into());
-        bench.set("2026-07-01T10:14:00Z");
-        bench.plan.ended(bench.wall.into());
-        assert_eq!(bench.wait_and_run(), "2026-07-01T10:20:00Z", "set back within the run");
+    fn clock_set_back_pauses_and_runs_nothing_twice() {
+        let mut test = TestPlan::begin("*/5 * * * *", "2026-07-01T10:00:00Z");
+        assert_eq!(test.wait_and_run(), "2026-07-01T10:05:00Z");
+        test.set("2026-07-01T09:05:00Z");
+        assert_eq!(test.wait_and_run(), "2026-07-01T10:10:00Z");
+        test.wait();
+        test.plan.started(test.wall.into());
+        test.set("2026-07-01T10:14:00Z");
+        test.plan.ended(test.wall.into());
+        assert_eq!(test.wait_and_run(), "2026-07-01T10:20:00Z", "set back within the run");
     }
 
     #[test]
-    fn a_clock_set_back_before_the_tenure_pauses_until_its_begin() {
-        let mut bench = Bench::begin("*/5 * * * *", "2026-07-01T10:02:00Z");
-        bench.set("2026-07-01T09:02:00Z");
-        assert_eq!(bench.wait_and_run(), "2026-07-01T10:05:00Z");
+    fn clock_set_back_before_the_tenure_pauses_until_its_start() {
+        let mut test = TestPlan::begin("*/5 * * * *", "2026-07-01T10:02:00Z");
+        test.set("2026-07-01T09:02:00Z");
+        assert_eq!(test.wait_and_run(), "2026-07-01T10:05:00Z");
     }
 
     #[test]
-    fn a_clock_that_went_astray_and_is_set_right_costs_one_run() {
-        for astray in ["2099-01-01T00:00:00Z", "4999-12-31T23:59:59Z", "9999-12-30T22:00:00Z"] {
-            let mut bench = Bench::begin("*/5 * * * *", "2026-07-01T10:00:00Z");
-            bench.set(astray);
-            bench.run(Duration::ZERO);
-            assert!(matches!(bench.next(), Next::At(_)), "{astray}");
-            bench.set("2026-07-01T10:01:00Z");
-            assert_eq!(bench.wait_and_run(), "2026-07-01T10:10:00Z", "10:05 was run, early");
+    fn wrong_clock_that_is_corrected_costs_one_run() {
+        for wrong in ["2099-01-01T00:00:00Z", "4999-12-31T23:59:59Z", "9999-12-30T22:00:00Z"] {
+            let mut test = TestPlan::begin("*/5 * * * *", "2026-07-01T10:00:00Z");
+            test.set(wrong);
+            test.run(Duration::ZERO);
+            assert!(matches!(test.next(), Next::At(_)), "{wrong}");
+            test.set("2026-07-01T10:01:00Z");
+            assert_eq!(test.wait_and_run(), "2026-07-01T10:10:00Z", "10:05 has run already");
         }
     }
 
     #[test]
-    fn debug_fits_a_line() {
+    fn debug_output_is_one_line() {
         let schedule = Schedule::cron("0 3 * * *").unwrap().with_time_zone(BERLIN).unwrap();
         assert!(format!("{schedule:?}").contains(r#"Cron("0 3 * * *" in Europe/Berlin)"#));
         let plan = schedule.plan(Moment::ZERO, SystemTime::UNIX_EPOCH);
         assert!(format!("{plan:?}").len() < 200);
     }
 
-    /// A field within its bounds.
-    fn right(low: u32, high: u32) -> impl Strategy<Value = String> {
+    /// A valid field.
+    fn valid(low: u32, high: u32) -> impl Strategy<Value = String> {
         let number = low..=high;
         let range = (number.clone(), number.clone()).prop_map(|(a, b)| format!("{}-{}", a.min(b), a.max(b)));
         prop_oneof![
@@ -616,7 +618,7 @@ mod tests {
         ]
     }
 
-    /// What looks like a field, right or wrong.
+    /// Text that resembles a field, valid or not.
     fn odd() -> impl Strategy<Value = String> {
         prop_oneof![
             2 => "[0-9]{1,2}-[0-9]{1,2}(/[0-9]{1,2})?",
@@ -627,10 +629,10 @@ mod tests {
         ]
     }
 
-    /// Six right fields or five, or nearly so: one replaced by an odd one, one too few, one too many.
+    /// Six valid fields or five; or with one replaced by an odd one, one too few, one too many.
     fn cronish() -> impl Strategy<Value = String> {
-        let time = (right(0, 59), right(0, 59), right(0, 23));
-        let fields = (time, (right(1, 31), right(1, 12), right(0, 7)));
+        let time = (valid(0, 59), valid(0, 59), valid(0, 23));
+        let fields = (time, (valid(1, 31), valid(1, 12), valid(0, 7)));
         let odd_one = prop::option::of((0..8_usize, odd()));
         (fields, 0..=2_usize, odd_one).prop_map(|(((s, m, h), (d, mo, w)), skip, odd_one)| {
             let mut fields = vec![s, m, h, d, mo, w];
@@ -647,7 +649,7 @@ mod tests {
         prop::sample::select(vec!["UTC", BERLIN, "America/New_York", "Australia/Lord_Howe", "Pacific/Apia"])
     }
 
-    /// Steps of the wall clock in seconds: small, large and absurd ones, both ways.
+    /// Steps of the wall clock in seconds: small, large and extreme, in both directions.
     fn steps() -> impl Strategy<Value = Vec<i64>> {
         let step = prop_oneof![
             0..100_i64,
@@ -664,8 +666,8 @@ mod tests {
         for step in steps {
             wall = wall.checked_add(secs(step)).unwrap_or(Timestamp::MAX);
             match plan.next(Moment::ZERO, wall.into()) {
-                Next::At(then) => prop_assert!(then > Moment::ZERO && then - Moment::ZERO <= LOOK_AGAIN),
-                Next::Never => prop_assert!(false, "it was said to occur"),
+                Next::At(then) => prop_assert!(then > Moment::ZERO && then - Moment::ZERO <= RECHECK),
+                Next::Never => prop_assert!(false, "the expression occurs"),
                 Next::Run => {
                     let ran = plan.floor;
                     plan.started(wall.into());

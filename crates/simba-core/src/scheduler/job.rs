@@ -1,4 +1,4 @@
-//! Running a job on schedule, on the leader only.
+//! The scheduler: runs a job on schedule, on the leader only.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -11,20 +11,21 @@ use futures_util::FutureExt;
 
 use super::schedule::{Next, Schedule};
 use crate::contention::{Contention, Status};
+use crate::delegate::delegate;
 use crate::error::{Error, Result};
 use crate::seeded::{self, Bug};
 use crate::tenure::Tenure;
 use crate::types::{ContenderId, Lease, MutexOwner};
 use crate::watched::Watched;
 
-/// Runs a job on schedule, wherever its mutex is held.
+/// Runs a job on schedule while it holds its mutex.
 ///
 /// - No run starts without a valid tenure, nor while the tenure is expiring.
-/// - Runs never overlap and never come in a burst: a tick that was missed is skipped.
-/// - A run that outlives its tenure is told to stop by [`Tenure::expiring`] and dropped before another can
-///   lead. If its leader dies within it, the next leader may run the same tick again: make jobs idempotent,
+/// - Runs never overlap and never follow each other in a burst: a missed tick is skipped.
+/// - A run that reaches the end of its tenure is notified by [`Tenure::expiring`] and dropped before another contender
+///   can lead. If the leader crashes during a run, the next leader may run the same tick again: make jobs idempotent,
 ///   or fence them with [`Tenure::token`].
-/// - A job that fails or panics is reported, and the schedule goes on.
+/// - A job that fails or panics is logged, and the schedule continues.
 ///
 /// # Examples
 ///
@@ -64,7 +65,7 @@ impl Scheduler {
         Self { contention: self.contention.with_lease(lease) }
     }
 
-    /// Begins the contender's ids with this label. See [`Locker::with_label`](crate::Locker::with_label). A wrong
+    /// Sets the label of the contender's ids. See [`Locker::with_label`](crate::Locker::with_label). An invalid
     /// label is an error of the start.
     pub fn with_label(self, label: impl AsRef<str>) -> Self {
         Self { contention: self.contention.with_label(label) }
@@ -74,7 +75,7 @@ impl Scheduler {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a wrong name or label or outside a runtime,
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for an invalid name or label or outside a runtime,
     /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) after a shutdown.
     pub fn start<J, F, E>(self, schedule: Schedule, job: J) -> Result<Job>
     where
@@ -103,22 +104,22 @@ pub struct Job {
     progress: Arc<Watched<Progress>>,
 }
 
-/// What a job has done on this contender.
+/// The counts of the runs of a job on this contender.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Runs started.
+    /// Runs that started.
     pub started: u64,
-    /// Runs that ended well.
+    /// Runs that succeeded.
     pub succeeded: u64,
-    /// Runs that failed, panicked, or outlived their tenure.
+    /// Runs that failed, panicked, or were dropped at the end of their tenure.
     pub failed: u64,
-    /// What the last failed run said.
+    /// The message of the last failed run.
     pub last_failure: Option<String>,
 }
 
 impl Job {
-    /// Stops the schedule: no run starts any more, the running one is told to stop and waited for until the
+    /// Stops the schedule: no further run starts, the current one is notified to stop and awaited until the
     /// deadline at most, then the mutex is freed.
     ///
     /// # Errors
@@ -127,18 +128,18 @@ impl Job {
     ///
     /// # Cancel safety
     ///
-    /// A dropped call goes on in the background.
+    /// A dropped call continues in the background.
     pub async fn stop(&self) -> Result<()> {
         self.contention.stop().await
     }
 
-    /// Whether the job runs here.
+    /// Returns whether this contender leads.
     #[must_use]
     pub fn is_leading(&self) -> bool {
         self.contention.is_owner()
     }
 
-    /// Gives the mutex up in order and stays away for `cooldown`, so that another can lead.
+    /// Releases the mutex gracefully and does not contend for `cooldown`, so that another contender can lead.
     pub fn step_down(&self, cooldown: Duration) {
         self.contention.step_down(cooldown);
     }
@@ -151,48 +152,34 @@ impl Job {
     ///
     /// # Cancel safety
     ///
-    /// Only listens.
+    /// Cancel safe: dropping it has no effect.
     pub async fn acquired(&self) -> Result<Tenure> {
         self.contention.acquired().await
     }
 
-    /// The current tenure, if this contender leads.
-    #[must_use]
-    pub fn tenure(&self) -> Option<Tenure> {
-        self.contention.tenure()
+    delegate! {
+        contention {
+            /// Returns the current tenure, if this contender leads.
+            fn tenure(&self) -> Option<Tenure>;
+
+            /// Returns the status of the contention.
+            fn status(&self) -> Status;
+
+            /// Returns the label of the contender's ids, if one is set.
+            fn label(&self) -> Option<&str>;
+
+            /// Returns the contender's id. See [`Contention::id`].
+            fn id(&self) -> Option<ContenderId>;
+
+            /// Returns the leader in the last answer of the store, this contender or another.
+            fn owner(&self) -> MutexOwner;
+
+            /// Returns the error of the last call to the store; `None` if it succeeded.
+            fn last_error(&self) -> Option<Error>;
+        }
     }
 
-    /// Where the contention behind the schedule stands.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        self.contention.status()
-    }
-
-    /// Returns the label of its ids, if it has one.
-    #[must_use]
-    pub fn label(&self) -> Option<&str> {
-        self.contention.label()
-    }
-
-    /// Returns the id that it contends under. See [`Contention::id`].
-    #[must_use]
-    pub fn id(&self) -> Option<ContenderId> {
-        self.contention.id()
-    }
-
-    /// The leader as last seen, this contender or another.
-    #[must_use]
-    pub fn owner(&self) -> MutexOwner {
-        self.contention.owner()
-    }
-
-    /// What went wrong in the last call to the store; `None` once one succeeds.
-    #[must_use]
-    pub fn last_error(&self) -> Option<Error> {
-        self.contention.last_error()
-    }
-
-    /// What the job has done here so far.
+    /// Returns the counts of the runs of this contender.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.progress.read(Progress::clone)
@@ -201,7 +188,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        self.contention.stop_soon();
+        self.contention.request_stop();
     }
 }
 
@@ -214,10 +201,10 @@ impl fmt::Debug for Job {
     }
 }
 
-/// The least pause between two looks at an expiring tenure.
+/// The minimum pause between two checks of an expiring tenure.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The task behind a job.
+/// The task of a job.
 struct Runner<J> {
     contention: Arc<Contention>,
     schedule: Schedule,
@@ -237,14 +224,14 @@ where
         }
     }
 
-    /// Runs tick after tick until the end of the tenure is announced or reached. The end never interrupts a
-    /// run from here: [`Tenure::run`] tells it to stop and drops it in time.
+    /// Runs ticks until the end of the tenure is announced or reached. This never interrupts a run:
+    /// [`Tenure::run`] drops it in time.
     async fn lead(&mut self, tenure: &Tenure) {
         let clock = Arc::clone(&self.contention.core().clock);
         let mut plan = self.schedule.plan(clock.now(), clock.wall());
         while tenure.is_open() || seeded::on(Bug::TickWithoutTenure) {
             let next = match plan.next(clock.now(), clock.wall()) {
-                // A tick that is due while the tenure may end waits for the renewal.
+                // A tick that is due while the tenure is expiring waits for a renewal.
                 Next::Run if tenure.is_expiring() && !seeded::on(Bug::TickWithoutTenure) => {
                     clock.now() + tenure.remaining() / 8 + PAUSE
                 }
@@ -272,8 +259,7 @@ where
         if seeded::on(Bug::TickWithoutTenure) {
             return drop(AssertUnwindSafe(work).catch_unwind().await);
         }
-        // All code of the user may panic: the job, the drop of a run that is cut off, and its error's conversion
-        // and text.
+        // All user code may panic: the job, the drop of a run, and the conversion and `Display` of its error.
         let failed = async {
             match tenure.run(work).await {
                 Ok(Ok(())) => None,
@@ -294,11 +280,11 @@ where
     }
 }
 
-/// A runner that panicked runs nothing any more, so it leaves the mutex to others.
+/// Releases the mutex if the runner panicked, since it runs no further job.
 impl<J> Drop for Runner<J> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.contention.stop_soon();
+            self.contention.request_stop();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Jobs that run on the leader alone: [`Schedule`] says when, [`Scheduler`] and [`Job`] see to it.
+//! Jobs that run on the leader only: [`Schedule`] defines when, [`Scheduler`] and [`Job`] run them.
 
 #[cfg(feature = "cron")]
 mod cron;

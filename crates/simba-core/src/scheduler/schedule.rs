@@ -9,11 +9,11 @@ use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::seeded::{self, Bug};
 
-/// Says when a job runs: at a fixed rate, with a fixed delay, or by a cron expression.
+/// Defines when a job runs: at a fixed rate, with a fixed delay, or by a cron expression.
 ///
-/// A schedule counts from the moment its process becomes the leader, and anew in each tenure. It never
-/// catches up in a burst: whatever was missed while the process was paused makes one run, and what was
-/// missed while the job itself ran makes none.
+/// A schedule starts again with each tenure of its process. It never
+/// catches up in a burst: all ticks that were missed while the process was paused cause one run, and those
+/// missed while the job itself ran cause none.
 ///
 /// # Examples
 ///
@@ -39,18 +39,18 @@ enum Kind {
     Cron(Arc<Cron>),
 }
 
-/// Below this, a schedule is a busy loop.
+/// The minimum period. With less, a schedule is a busy loop.
 const MIN_PERIOD: Duration = Duration::from_millis(1);
-/// A yearly job fits; a longer wait is a mistake in the unit.
+/// The maximum period, enough for a yearly job. A longer one is probably a wrong unit.
 const MAX_PERIOD: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The smallest step of a [`Moment`].
 const INSTANT: Duration = Duration::from_nanos(1);
 
 impl Schedule {
-    /// Runs every `period`, counted from the first run: ticks keep their distance however long a job takes.
+    /// Creates a schedule that runs every `period`, counted from the first run, however long a run takes.
     ///
     /// A tick that passes while the job runs is skipped. After a pause of the process the job runs once and
-    /// then at the next tick of the old beat.
+    /// then at the next tick. The ticks do not shift.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl Schedule {
         Ok(Self::new(Kind::Rate(checked("period", period)?)))
     }
 
-    /// Runs `delay` after the end of the last run.
+    /// Creates a schedule that runs `delay` after the end of the last run.
     ///
     /// # Errors
     ///
@@ -68,33 +68,33 @@ impl Schedule {
         Ok(Self::new(Kind::Delay(checked("delay", delay)?)))
     }
 
-    /// Runs at the times of a cron expression, in UTC unless [`with_time_zone`](Self::with_time_zone) says
-    /// otherwise.
+    /// Creates a schedule that runs at the times of a cron expression, in UTC or in the zone of
+    /// [`with_time_zone`](Self::with_time_zone).
     ///
     /// Five fields, or six with the seconds first: `[second] minute hour day-of-month month day-of-week`.
-    /// Each takes `*`, numbers, lists `1,2`, ranges `1-5` and steps `*/5` or `10-50/5`; months and weekdays
-    /// go by name too (`JAN`, `MON`), and Sunday is 0 and 7. A day of month may be `L` (the last) or `15W`
+    /// Each accepts `*`, numbers, lists `1,2`, ranges `1-5` and steps `*/5` or `10-50/5`. Months and weekdays
+    /// also have names (`JAN`, `MON`), and Sunday is 0 and 7. A day of month may be `L` (the last) or `15W`
     /// (the working day closest to it), a day of week `5#2` (the second Friday) or `5#L` (the last). If both
-    /// days are given either suffices; with a `+` before the day of week both must hold. Also `@hourly`,
+    /// days are given, one match is enough; with a `+` before the day of week both must match. Also `@hourly`,
     /// `@daily`, `@weekly`, `@monthly`, `@yearly` and `@annually`.
     ///
     /// # Wall clock
     ///
     /// A step of the wall clock is noticed within 30 seconds. If it jumps forward over several occurrences,
-    /// the job runs once for all of them and goes on with the next one to come. If it is set back, what has
-    /// run does not run again: after the clock is set back by an hour, the schedule pauses for that hour.
-    /// That holds within one tenure; a new leader goes by its own clock and knows no earlier runs.
+    /// the job runs once for all of them and continues with the next one. If it is set back, occurrences that have
+    /// run do not run again: after the clock is set back by an hour, the schedule pauses for that hour.
+    /// That holds within one tenure. A new leader uses its own clock and has no record of earlier runs.
     ///
     /// # Summer time
     ///
     /// An expression with one time of day (one second, one minute, one hour: `30 2 * * *`) runs once on each
-    /// of its days: at the end of the gap if the clocks skip that time, at the first of the two if it comes
-    /// twice. Any other (`*/30 * * * *`, `0,30 2 * * *`) runs whenever the local clock shows a time of its:
-    /// not at all at times that are skipped, and twice at times that come twice.
+    /// of its days: at the end of the gap if the clocks skip that time, at the first of the two if it occurs
+    /// twice. Any other (`*/30 * * * *`, `0,30 2 * * *`) runs whenever the local clock shows one of its times:
+    /// not at all at times that are skipped, and twice at times that occur twice.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is no cron expression, is over 256 bytes long,
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is not a cron expression, is over 256 bytes long,
     /// or never occurs, such as February 30th.
     ///
     /// # Examples
@@ -111,25 +111,25 @@ impl Schedule {
         Ok(Self::new(Kind::Cron(Arc::new(Cron::parse(expression)?))))
     }
 
-    /// Reads the cron expression as local time of `zone`, an IANA name such as `Europe/Berlin`.
+    /// Sets the time zone of the cron expression, by an IANA name such as `Europe/Berlin`.
     ///
-    /// The zones are those of the host's database (the package `tzdata`), or of the one built in if it has none.
+    /// The zones are those of the host's database (the package `tzdata`), or of the built-in one if it has none.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the zone is unknown, if this is no cron schedule,
-    /// or if all its times fall in the hour that the zone skips.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the zone is unknown, if this is not a cron schedule,
+    /// or if all its times are in the hour that the zone skips.
     #[cfg(feature = "cron")]
     pub fn with_time_zone(self, zone: &str) -> Result<Self> {
         match &self.kind {
             Kind::Cron(cron) => Ok(Self::new(Kind::Cron(Arc::new(cron.in_zone(zone)?)))),
             Kind::Rate(_) | Kind::Delay(_) => Err(Error::invalid(
-                "a fixed rate or delay knows no time zone: leave the zone out, or use Schedule::cron",
+                "a fixed rate or delay has no time zone: leave the zone out, or use Schedule::cron",
             )),
         }
     }
 
-    /// Waits `delay` before the first run of a tenure; default zero.
+    /// Sets the delay before the first run of a tenure; default zero.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl Schedule {
         #[cfg(feature = "cron")]
         if let Kind::Cron(_) = self.kind {
             return Err(Error::invalid(
-                "a cron expression says itself when the first run is: leave the initial delay out",
+                "a cron expression defines its first run: leave the initial delay out",
             ));
         }
         if delay > MAX_PERIOD {
@@ -158,8 +158,8 @@ impl Schedule {
     pub(crate) fn plan(&self, now: Moment, wall: SystemTime) -> Plan {
         let due = now + self.initial_delay;
         match &self.kind {
-            Kind::Rate(period) => Plan::Rate(RatePlan { period: *period, due }),
-            Kind::Delay(delay) => Plan::Delay(DelayPlan { delay: *delay, due }),
+            Kind::Rate(period) => Plan::Fixed(FixedPlan { period: *period, due, rate: true }),
+            Kind::Delay(delay) => Plan::Fixed(FixedPlan { period: *delay, due, rate: false }),
             #[cfg(feature = "cron")]
             Kind::Cron(cron) => Plan::Cron(CronPlan::new(Arc::clone(cron), wall)),
         }
@@ -173,94 +173,87 @@ fn checked(what: &str, duration: Duration) -> Result<Duration> {
     Err(Error::invalid(format!("a {what} of {duration:?} is out of range: take 1ms to 366 days")))
 }
 
-/// What a plan asks for.
+/// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Run now.
     Run,
-    /// Sleep until then and ask again; always later than the moment of asking.
+    /// Sleep until this moment and call again. Always later than the current moment.
     At(Moment),
-    /// Nothing will ever be due.
+    /// No run will ever be due.
     #[cfg_attr(not(feature = "cron"), allow(dead_code, reason = "only a cron expression can run out"))]
     Never,
 }
 
-impl Next {
-    /// Runs at `due`.
-    fn due(due: Moment, now: Moment) -> Self {
-        if due <= now { Self::Run } else { Self::At(due) }
-    }
-}
-
-/// A [`Schedule`] in one tenure: what is due next.
+/// The state of a [`Schedule`] in one tenure.
 ///
-/// Ask [`next`](Self::next); when it says [`Run`](Next::Run), call [`started`](Self::started), run the job,
-/// call [`ended`](Self::ended) and ask again. Every call takes both clocks, read together.
+/// Call [`next`](Self::next). If it returns [`Run`](Next::Run), call [`started`](Self::started), run the job,
+/// call [`ended`](Self::ended) and start again. Every call takes both clocks, read together.
 #[derive(Debug)]
 pub(crate) enum Plan {
-    Rate(RatePlan),
-    Delay(DelayPlan),
+    Fixed(FixedPlan),
     #[cfg(feature = "cron")]
     Cron(CronPlan),
 }
 
 #[cfg_attr(not(feature = "cron"), expect(unused_variables, reason = "only cron reads the wall clock"))]
 impl Plan {
-    /// Says whether to run now or when to ask again.
+    /// Returns whether to run now, or when to call again.
     pub(crate) fn next(&mut self, now: Moment, wall: SystemTime) -> Next {
         match self {
-            Self::Rate(plan) => Next::due(plan.due, now),
-            Self::Delay(plan) => Next::due(plan.due, now),
+            Self::Fixed(plan) if plan.due <= now => Next::Run,
+            Self::Fixed(plan) => Next::At(plan.due),
             #[cfg(feature = "cron")]
             Self::Cron(plan) => plan.next(now, wall),
         }
     }
 
-    /// Notes that the job which was due has started: it is due no more.
+    /// Records that the due run has started.
     pub(crate) fn started(&mut self, now: Moment, wall: SystemTime) {
         match self {
-            Self::Rate(plan) => plan.started(now),
-            Self::Delay(plan) => plan.rest(now),
+            Self::Fixed(plan) => plan.started(now),
             #[cfg(feature = "cron")]
             Self::Cron(plan) => plan.started(wall),
         }
     }
 
-    /// Notes that the job has ended: what passed meanwhile is skipped.
+    /// Records that the run has ended. Ticks that passed meanwhile are skipped.
     pub(crate) fn ended(&mut self, now: Moment, wall: SystemTime) {
         match self {
-            Self::Rate(plan) => plan.ended(now),
-            Self::Delay(plan) => plan.rest(now),
+            Self::Fixed(plan) => plan.ended(now),
             #[cfg(feature = "cron")]
             Self::Cron(plan) => plan.ended(wall),
         }
     }
 }
 
-/// Fixed rate: `due` is always a tick of the beat that the first run began.
+/// A fixed rate, whose `due` is always a whole number of periods after the first run, or a fixed delay.
 #[derive(Debug)]
-pub(crate) struct RatePlan {
+pub(crate) struct FixedPlan {
     period: Duration,
     due: Moment,
+    rate: bool,
 }
 
-impl RatePlan {
+impl FixedPlan {
     fn started(&mut self, now: Moment) {
-        if seeded::on(Bug::Burst) {
-            self.due = self.due + self.period;
-            return;
-        }
-        self.due = self.tick_from(now + INSTANT);
+        self.due = match self.rate {
+            true if seeded::on(Bug::Burst) => self.due + self.period,
+            true => self.tick_from(now + INSTANT),
+            false => now + self.period,
+        };
     }
 
-    /// A tick at this very moment has not passed yet.
+    /// Skips passed ticks. A tick at `now` has not passed yet.
     fn ended(&mut self, now: Moment) {
-        if !seeded::on(Bug::Burst) {
-            self.due = self.tick_from(now);
-        }
+        self.due = match self.rate {
+            true if seeded::on(Bug::Burst) => self.due,
+            true => self.tick_from(now),
+            false => now + self.period,
+        };
     }
 
-    /// The first tick at or after `moment`, but none before `due`.
+    /// Returns the first tick at or after `moment`, but none before `due`.
     fn tick_from(&self, moment: Moment) -> Moment {
         match nanos(moment - self.due) % nanos(self.period) {
             0 => moment.max(self.due),
@@ -271,19 +264,6 @@ impl RatePlan {
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Fixed delay.
-#[derive(Debug)]
-pub(crate) struct DelayPlan {
-    delay: Duration,
-    due: Moment,
-}
-
-impl DelayPlan {
-    fn rest(&mut self, now: Moment) {
-        self.due = now + self.delay;
-    }
 }
 
 #[cfg(test)]
@@ -303,10 +283,10 @@ mod tests {
         Moment::ZERO + Duration::from_secs(secs)
     }
 
-    /// A plan with a clock in whole seconds; the wall clock stands still, for no fixed schedule reads it.
-    struct Bench(Plan);
+    /// A plan with a clock in whole seconds. The wall clock stops, since no fixed schedule reads it.
+    struct TestPlan(Plan);
 
-    impl Bench {
+    impl TestPlan {
         fn begin(schedule: Result<Schedule>, now: u64) -> Self {
             Self(schedule.unwrap().plan(at(now), UNIX_EPOCH))
         }
@@ -323,54 +303,46 @@ mod tests {
     }
 
     #[test]
-    fn fixed_rate_keeps_the_beat_of_its_first_run() {
-        let mut plan = Bench::begin(Schedule::fixed_rate(secs(10)), 7);
+    fn fixed_rate_keeps_the_ticks_of_its_first_run() {
+        let mut plan = TestPlan::begin(Schedule::fixed_rate(secs(10)), 7);
         plan.run(7, 9);
         assert_eq!(plan.next(9), Next::At(at(17)));
         plan.run(18, 20);
-        assert_eq!(plan.next(20), Next::At(at(27)), "a late run does not shift the beat");
+        assert_eq!(plan.next(20), Next::At(at(27)), "a late run does not shift the ticks");
     }
 
     #[test]
-    fn fixed_rate_skips_what_a_long_run_missed() {
-        let mut plan = Bench::begin(Schedule::fixed_rate(secs(10)), 0);
+    fn fixed_rate_skips_ticks_during_a_long_run() {
+        let mut plan = TestPlan::begin(Schedule::fixed_rate(secs(10)), 0);
         plan.run(0, 35);
         assert_eq!(plan.next(35), Next::At(at(40)));
         plan.run(40, 60);
         plan.run(60, 60);
-        assert_eq!(
-            plan.next(60),
-            Next::At(at(70)),
-            "the tick at the very end of a run was not missed, but is once"
-        );
+        assert_eq!(plan.next(60), Next::At(at(70)), "the tick at the end of a run is run once");
     }
 
     #[test]
     fn row_63_fixed_rate_after_a_pause_runs_once() {
-        let mut plan = Bench::begin(Schedule::fixed_rate(secs(10)), 0);
+        let mut plan = TestPlan::begin(Schedule::fixed_rate(secs(10)), 0);
         plan.run(0, 1);
         assert_eq!(plan.next(1), Next::At(at(10)));
         let year = 366 * 24 * 3600;
         plan.run(year + 3, year + 4);
-        assert_eq!(
-            plan.next(year + 4),
-            Next::At(at(year + 10)),
-            "one run, then the next tick of the old beat"
-        );
+        assert_eq!(plan.next(year + 4), Next::At(at(year + 10)), "one run, then the next tick");
         plan.run(year + 10, year + 11);
         assert_eq!(plan.next(year + 11), Next::At(at(year + 20)));
     }
 
     #[test]
     fn row_63_a_pause_within_a_run_makes_no_burst() {
-        let mut plan = Bench::begin(Schedule::fixed_rate(secs(10)), 0);
+        let mut plan = TestPlan::begin(Schedule::fixed_rate(secs(10)), 0);
         plan.run(0, 100_001);
         assert_eq!(plan.next(100_001), Next::At(at(100_010)));
     }
 
     #[test]
     fn fixed_delay_counts_from_the_end_of_the_last_run() {
-        let mut plan = Bench::begin(Schedule::fixed_delay(secs(10)), 5);
+        let mut plan = TestPlan::begin(Schedule::fixed_delay(secs(10)), 5);
         plan.run(5, 42);
         assert_eq!(plan.next(42), Next::At(at(52)));
         plan.run(1000, 1001);
@@ -378,22 +350,22 @@ mod tests {
     }
 
     #[test]
-    fn what_has_started_is_due_no_more() {
+    fn started_run_is_no_longer_due() {
         for schedule in [Schedule::fixed_rate(secs(10)), Schedule::fixed_delay(secs(10))] {
-            let mut plan = Bench::begin(schedule, 0);
+            let mut plan = TestPlan::begin(schedule, 0);
             assert_eq!(plan.next(0), Next::Run);
-            assert_eq!(plan.next(0), Next::Run, "asking does not take the run");
+            assert_eq!(plan.next(0), Next::Run, "next does not change the plan");
             plan.0.started(at(0), UNIX_EPOCH);
             assert_eq!(plan.next(0), Next::At(at(10)));
         }
     }
 
     #[test]
-    fn the_initial_delay_comes_before_the_first_run_of_each_tenure() {
+    fn initial_delay_precedes_the_first_run_of_each_tenure() {
         for make in [Schedule::fixed_rate, Schedule::fixed_delay] {
             let schedule = make(secs(10)).and_then(|schedule| schedule.with_initial_delay(secs(3)));
             for begin in [0, 77] {
-                let mut plan = Bench::begin(schedule.clone(), begin);
+                let mut plan = TestPlan::begin(schedule.clone(), begin);
                 assert_eq!(plan.next(begin), Next::At(at(begin + 3)));
                 plan.run(begin + 3, begin + 3);
                 assert_eq!(plan.next(begin + 3), Next::At(at(begin + 13)));
@@ -402,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_out_of_range_are_refused_with_the_range() {
+    fn durations_out_of_range_are_rejected_with_the_range() {
         for make in [Schedule::fixed_rate, Schedule::fixed_delay] {
             for bad in [Duration::ZERO, Duration::from_micros(999), MAX_PERIOD + INSTANT, Duration::MAX] {
                 let error = make(bad).unwrap_err();
@@ -436,7 +408,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn any_duration_makes_a_schedule_that_moves_on_or_is_invalid(
+        fn any_duration_is_invalid_or_makes_a_schedule_that_advances(
             period in durations(),
             initial in durations(),
             rate in any::<bool>(),
@@ -468,8 +440,8 @@ mod tests {
                     _ => now,
                 };
                 prop_assert!(then <= now + period && (then > now || (rate && job > 0)));
-                let beat = (then - begin).saturating_sub(initial);
-                prop_assert!(!rate || nanos(beat).is_multiple_of(nanos(period)), "off the beat");
+                let since_first = (then - begin).saturating_sub(initial);
+                prop_assert!(!rate || nanos(since_first).is_multiple_of(nanos(period)), "not a tick");
             }
         }
     }

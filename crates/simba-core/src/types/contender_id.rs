@@ -1,19 +1,18 @@
-use std::fmt;
-use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
+use super::text::{check, text};
 use crate::error::{Error, Result};
 
-/// Identifies one contender at the store, and is never used twice.
+/// The id of one contender at the store. Never used twice.
 ///
-/// The engine draws a new id for every lock, every start and after every step-down, so two contenders never
-/// take each other's hold for their own. [`generate`](Self::generate) gives
+/// The engine generates a new id for every lock, every start and after every step-down, so two contenders never
+/// take each other's hold for their own. [`generate`](Self::generate) returns
 /// `<12 random characters>.<pid>@<host>`, which shows the machine and the process to a person who reads the
 /// store. With a label (see [`Locker::with_label`](crate::Locker::with_label)) the id is
 /// `<label>.<12 random characters>` instead.
 ///
 /// An id is at most 32 characters of `a-z 0-9 . _ : @ -`, without `@@` and without an `@` at its end, since
-/// JVM peers cut their messages there.
+/// JVM peers split their messages there.
 ///
 /// # Examples
 ///
@@ -27,23 +26,23 @@ use crate::error::{Error, Result};
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContenderId(Arc<str>);
 
-/// Lower case without the letters that people mix up.
+/// Lower case and digits, without characters that look alike.
 const BASE32: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 const NONCE_LEN: usize = 12;
 
 impl ContenderId {
-    /// The most characters an id may have: the width of the oldest owner column.
+    /// The maximum length of an id: the width of the oldest owner column.
     pub const MAX_LEN: usize = 32;
 
-    /// The most bytes of a peer's id that are taken seriously.
+    /// The maximum length of a peer's id, in bytes.
     const MAX_FOREIGN_LEN: usize = 512;
 
-    /// Draws a new id.
+    /// Generates a new id.
     #[must_use]
     pub fn generate() -> Self {
         static SUFFIX: OnceLock<(u32, String)> = OnceLock::new();
         let pid = std::process::id();
-        // A forked child inherits the cache; its pid does not fit and it makes the suffix anew.
+        // A forked child inherits the cache. Its pid differs, so it computes the suffix again.
         let cached = SUFFIX.get_or_init(|| (pid, suffix(pid)));
         let mut id = String::with_capacity(Self::MAX_LEN);
         id.extend(nonce());
@@ -54,7 +53,7 @@ impl ContenderId {
         Self(id.into())
     }
 
-    /// Draws a new id that begins with this label.
+    /// Generates a new id that begins with this label.
     pub(crate) fn labelled(label: &Label) -> Self {
         let mut id = String::with_capacity(Self::MAX_LEN);
         id.push_str(label.as_str());
@@ -63,36 +62,28 @@ impl ContenderId {
         Self(id.into())
     }
 
-    /// Checks an id that is written down somewhere, such as in a test or an operator's command.
+    /// Creates an id from text, such as in a test or an operator's command.
     ///
-    /// Lockers and contentions draw their own ids; see [`Locker::with_label`](crate::Locker::with_label).
+    /// Lockers and contentions generate their own ids; see [`Locker::with_label`](crate::Locker::with_label).
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), saying which rule is broken and where.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), with the violated rule and the position.
     pub fn new(id: impl AsRef<str>) -> Result<Self> {
         let id = id.as_ref();
-        if id.is_empty() {
-            return Err(Error::invalid("a contender id needs at least one character"));
-        }
-        if let Some((at, bad)) = id.char_indices().find(|(_, c)| !is_plain(*c)) {
-            return Err(Error::invalid(format!(
-                "a contender id takes the characters a-z 0-9 . _ : @ - only, not `{}` at position {at}",
-                bad.escape_debug()
-            )));
-        }
+        check("contender id", id, "a-z 0-9 . _ : @ -", is_plain)?;
         if id.len() > Self::MAX_LEN {
             return Err(Error::invalid(format!("a contender id has at most {} characters", Self::MAX_LEN)));
         }
         if id.contains("@@") || id.ends_with('@') {
             return Err(Error::invalid(
-                "a contender id has no `@@` and no `@` at its end: peers cut their messages there",
+                "a contender id has no `@@` and no `@` at its end: peers split their messages there",
             ));
         }
         Ok(Self(id.into()))
     }
 
-    /// Takes a peer's id as it stands in the store. For backends.
+    /// Creates the id of a peer from its text in the store. For backends.
     ///
     /// # Errors
     ///
@@ -109,19 +100,19 @@ impl ContenderId {
         Ok(Self(id.into()))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The host part, where the id carries one.
+    /// Returns the host part, if the id has one.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         self.0.rsplit_once('@').map(|(_, host)| host).filter(|host| !host.is_empty())
     }
 
-    /// The process id, where the id carries one: in our form `nonce.pid@host` and in the JVM's `n:pid@host`.
+    /// Returns the process id, if the id has one: in the form `nonce.pid@host`, or `n:pid@host` of the JVM.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         let (front, _) = self.0.rsplit_once('@')?;
@@ -132,27 +123,19 @@ impl ContenderId {
     }
 }
 
-/// The part of a contender's id that its user chose.
+/// The user's part of a contender's id.
 ///
-/// It has no `@`: what follows an `@` in an id is its host, and what precedes it may be its process.
+/// It has no `@`: in an id, the host follows an `@`, and the process may precede it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Label(Arc<str>);
 
 impl Label {
-    /// What an id has room for beside the dot and the random characters.
+    /// The length of an id without the dot and the random characters.
     const MAX_LEN: usize = ContenderId::MAX_LEN - NONCE_LEN - 1;
 
-    /// Checks a label; [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) says which rule is broken and where.
+    /// Checks a label. Fails with [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), which names rule and position.
     pub(crate) fn new(label: &str) -> Result<Self> {
-        if label.is_empty() {
-            return Err(Error::invalid("a label needs at least one character"));
-        }
-        if let Some((at, bad)) = label.char_indices().find(|(_, c)| !is_plain(*c) || *c == '@') {
-            return Err(Error::invalid(format!(
-                "a label takes the characters a-z 0-9 . _ : - only, not `{}` at position {at}",
-                bad.escape_debug()
-            )));
-        }
+        check("label", label, "a-z 0-9 . _ : -", |c| is_plain(c) && c != '@')?;
         if label.len() > Self::MAX_LEN {
             return Err(Error::invalid(format!(
                 "a label has at most {} characters, and `{label}` has {}",
@@ -172,7 +155,7 @@ fn is_plain(c: char) -> bool {
     c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | ':' | '@' | '-')
 }
 
-/// 60 random bits. The operating system's source, so that two containers that start alike still differ.
+/// Returns 60 random bits from the operating system, so that two containers with equal state get different ids.
 fn nonce() -> [char; NONCE_LEN] {
     let mut bits = getrandom::u64().unwrap_or_else(|_| fastrand::u64(..));
     [(); NONCE_LEN].map(|()| {
@@ -182,7 +165,7 @@ fn nonce() -> [char; NONCE_LEN] {
     })
 }
 
-/// `.<pid in base 36>@<host>`, cut so that the whole id fits.
+/// Returns `.<pid in base 36>@<host>`, with the host truncated so that the id has at most 32 characters.
 fn suffix(pid: u32) -> String {
     let mut suffix = format!(".{}@", base36(pid));
     let room = ContenderId::MAX_LEN - NONCE_LEN - suffix.len();
@@ -207,31 +190,7 @@ fn base36(mut number: u32) -> String {
     }
 }
 
-impl fmt::Display for ContenderId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for ContenderId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
-
-impl AsRef<str> for ContenderId {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for ContenderId {
-    type Err = Error;
-
-    fn from_str(id: &str) -> Result<Self> {
-        Self::new(id)
-    }
-}
+text!(ContenderId);
 
 #[cfg(test)]
 mod tests {
@@ -240,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn generated_ids_are_valid_distinct_and_tell_their_origin() {
+    fn generated_ids_are_valid_distinct_and_have_host_and_process() {
         let ids: HashSet<_> = (0..1000).map(|_| ContenderId::generate()).collect();
         assert_eq!(ids.len(), 1000);
         for id in ids {
@@ -251,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_with_one_label_are_valid_distinct_and_name_no_host_or_process() {
+    fn ids_with_one_label_are_valid_distinct_and_have_no_host_or_process() {
         for label in ["a", "node-1", "3:4711", "abcdefghijkm.1a", "nineteen_characters"] {
             let label = Label::new(label).unwrap();
             let ids: HashSet<_> = (0..1000).map(|_| ContenderId::labelled(&label)).collect();
@@ -266,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_labels_are_refused_with_the_rule_and_never_cut() {
+    fn invalid_labels_are_rejected_with_the_rule_and_never_truncated() {
         let refusal = |label: &str| Label::new(label).unwrap_err().to_string();
         assert!(refusal("").contains("at least one"));
         assert!(refusal("Node").contains("`N` at position 0"));
@@ -277,14 +236,14 @@ mod tests {
     }
 
     #[test]
-    fn the_greatest_pid_still_fits() {
+    fn greatest_pid_fits_into_an_id() {
         assert!(NONCE_LEN + suffix(u32::MAX).len() <= ContenderId::MAX_LEN);
         assert_eq!(u32::from_str_radix(&base36(u32::MAX), 36), Ok(u32::MAX));
         assert_eq!(base36(0), "0");
     }
 
     #[test]
-    fn bad_ids_are_refused_with_the_rule() {
+    fn invalid_ids_are_rejected_with_the_rule() {
         let refusal = |id: &str| ContenderId::new(id).unwrap_err().to_string();
         assert!(refusal("").contains("at least one"));
         assert!(refusal("A").contains("`A` at position 0"));
@@ -294,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_jvm_peers_tell_host_and_pid_too() {
+    fn ids_of_jvm_peers_have_host_and_pid() {
         let id = ContenderId::foreign("3:4711@10.0.0.7").unwrap();
         assert_eq!((id.host(), id.pid()), (Some("10.0.0.7"), Some(4711)));
         let opaque = ContenderId::foreign("7f3a0c").unwrap();
@@ -302,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_an_id_is_a_protocol_error() {
+    fn impossible_id_in_the_store_is_a_protocol_error() {
         for id in ["", "a\0b", &"x".repeat(513)] {
             assert_eq!(ContenderId::foreign(id).unwrap_err().kind(), crate::ErrorKind::Protocol);
         }

@@ -1,9 +1,9 @@
 use std::fmt;
 
-/// A number that grows with every acquisition of a mutex, so that a resource can refuse a stale holder.
+/// A number that increases with every acquisition of a mutex, so that a resource can reject a stale holder.
 ///
-/// No lease can stop a holder that is paused right after it checked its lease. A resource that remembers
-/// the greatest token it has seen and refuses smaller ones can.
+/// No lease can stop a holder that is paused right after it checked its lease. A resource that stores
+/// the greatest token of all writes and rejects smaller ones can.
 ///
 /// # Examples
 ///
@@ -18,13 +18,13 @@ use std::fmt;
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// Wraps the number that the store gave.
+    /// Creates a token from the store's number.
     #[must_use]
     pub const fn new(token: u64) -> Self {
         Self(token)
     }
 
-    /// The number to hand to the resource.
+    /// Returns the number to pass to the resource.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// How long a mutex is held without a renewal, and when its holder acts.
+/// The duration of a hold without a renewal, and the moments at which its holder acts.
 ///
 /// ```text
 /// sent        renew_at     ttl        expiring   deadline  store frees
@@ -12,13 +12,13 @@ use crate::error::{Error, Result};
 ///                                        |<- grace >|<margin>|
 /// ```
 ///
-/// The holder renews at `renew_at`. If that fails it tries again and again; at *expiring* its work is told
-/// to stop, at the *deadline* it has lost. All moments count from before the request was sent, so the
-/// deadline passes before the store can give the mutex to another.
+/// The holder renews at `renew_at`. If that fails, it retries. At *expiring* its work is notified
+/// to stop, at the *deadline* the mutex is lost. All moments count from before the request was sent, so the
+/// deadline passes before the store can give the mutex to another contender.
 ///
 /// # Default
 ///
-/// `ttl` 10 s and `transition` 6 s, as in the seeds; the rest follows from them.
+/// `ttl` 10 s and `transition` 6 s, as in JVM Simba; the other values are computed from them.
 ///
 /// # Examples
 ///
@@ -42,7 +42,7 @@ pub struct Lease {
     poll: Span,
 }
 
-/// A duration of at most 584 years in half the space: a process may keep a lease for each of many mutexes.
+/// A duration of at most 584 years in 8 bytes: a process may store a lease for each of many mutexes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Span(u64);
 
@@ -64,24 +64,24 @@ impl fmt::Debug for Span {
     }
 }
 
-/// Below this, scheduling noise decides who holds.
+/// The minimum ttl. With less, scheduling delays would end leases.
 const MIN_TTL: Duration = Duration::from_millis(20);
-/// A fifth of the shortest ttl: with less there is no time to stop.
+/// The minimum transition, a fifth of the minimum ttl. With less there is no time to stop the work.
 const MIN_TRANSITION: Duration = Duration::from_millis(4);
-/// A typing error must not lock a mutex for a month.
+/// The maximum lease, so that a typing error does not lock a mutex for a month.
 const MAX_TOTAL: Duration = Duration::from_secs(24 * 3600);
-/// Even a forced lease must fit the stores' millisecond columns with room to spare.
+/// The maximum of a forced lease, which must fit into the stores' millisecond columns.
 const MAX_FORCED: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Drift between two hosts' clocks over one lease, at the least.
+/// The minimum margin for the drift between two hosts' clocks over one lease.
 const MIN_MARGIN: Duration = Duration::from_millis(5);
 
 impl Lease {
-    /// A lease of `ttl`, in which the holder renews, plus `transition`, in which it may still save itself.
+    /// Creates a lease of `ttl`, within which the holder must renew, plus `transition`, in which it can retry.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if `ttl` is under 20 ms, `transition` under a
-    /// fifth of `ttl` (the holder could not ride out one failed call), or both together over 24 hours.
+    /// fifth of `ttl` (the holder could not survive one failed call), or both together over 24 hours.
     pub fn new(ttl: Duration, transition: Duration) -> Result<Self> {
         if transition < ttl / 5 {
             return Err(Error::invalid(format!(
@@ -101,11 +101,11 @@ impl Lease {
         Ok(lease)
     }
 
-    /// Like [`new`](Self::new) without its advice: any `transition` from 4 ms, up to a year in all.
+    /// Creates a lease with wider limits than [`new`](Self::new): any `transition` from 4 ms, up to a year in total.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if no holder could work under it.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if a value is outside of these limits.
     pub fn forced(ttl: Duration, transition: Duration) -> Result<Self> {
         if ttl < MIN_TTL {
             return Err(Error::invalid(format!("a ttl of {ttl:?} is too short: take at least {MIN_TTL:?}")));
@@ -130,21 +130,21 @@ impl Lease {
         lease.checked()
     }
 
-    /// Renews `renew_at` after the last renewal; default 2/3 of `ttl`.
+    /// Sets the time from one renewal to the next; default 2/3 of `ttl`.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) unless it lies after 0 and before both the end of
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) unless it is greater than 0 and before both the end of
     /// the ttl and *expiring*.
     pub fn with_renew_at(self, renew_at: Duration) -> Result<Self> {
         Self { renew_at: renew_at.into(), ..self }.checked()
     }
 
-    /// Tells the holder to stop `grace` before the deadline; default half of `transition`.
+    /// Sets the time between *expiring* and the deadline; default half of `transition`.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is zero, or *expiring* would come before the
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is zero, or *expiring* would be before the
     /// renewal.
     pub fn with_grace(self, grace: Duration) -> Result<Self> {
         if grace.is_zero() {
@@ -153,20 +153,20 @@ impl Lease {
         Self { grace: grace.into(), ..self }.checked()
     }
 
-    /// Ends `margin` before the store does, against clocks of different rate; default 1 % of the lease,
-    /// at least 5 ms.
+    /// Sets the time between the deadline and the end of the lease at the store, for clocks of different rates;
+    /// default 1 % of the lease, at least 5 ms.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is zero or leaves no time to hold.
     pub fn with_margin(self, margin: Duration) -> Result<Self> {
         if margin.is_zero() {
-            return Err(Error::invalid("a margin of zero trusts all clocks to run alike: take at least 1ms"));
+            return Err(Error::invalid("a margin of zero needs clocks of equal rate: take at least 1ms"));
         }
         Self { margin: margin.into(), ..self }.checked()
     }
 
-    /// Looks at least every `poll` while waiting, should every wake-up be lost; default `ttl`.
+    /// Sets the maximum time between two polls of a waiter, in case a wake-up is lost; default `ttl`.
     ///
     /// # Errors
     ///
@@ -178,7 +178,7 @@ impl Lease {
         Ok(Self { poll: poll.into(), ..self })
     }
 
-    /// The order of the moments, checked where they meet.
+    /// Checks the order of the moments.
     fn checked(self) -> Result<Self> {
         let (ttl, transition, renew_at) = (self.ttl(), self.transition(), self.renew_at());
         let (grace, margin) = (self.grace(), self.margin());
@@ -199,50 +199,50 @@ impl Lease {
         }
         if renew_at >= expiring {
             return Err(Error::invalid(format!(
-                "the renewal at {renew_at:?} comes too late: the holder is told to stop at {expiring:?} \
+                "the renewal at {renew_at:?} is too late: the holder is notified to stop at {expiring:?} \
                  (ttl + transition - grace - margin); renew earlier, shorten the grace or lengthen the transition"
             )));
         }
         Ok(self)
     }
 
-    /// The window in which the holder renews.
+    /// Returns the time within which the holder must renew.
     #[must_use]
     pub const fn ttl(&self) -> Duration {
         self.ttl.get()
     }
 
-    /// The window after `ttl` in which only the holder may renew.
+    /// Returns the time after `ttl` in which only the holder may renew.
     #[must_use]
     pub const fn transition(&self) -> Duration {
         self.transition.get()
     }
 
-    /// What is asked of the store: `ttl` + `transition`.
+    /// Returns the lease that is requested from the store: `ttl` + `transition`.
     #[must_use]
     pub fn total(&self) -> Duration {
         self.ttl() + self.transition()
     }
 
-    /// When the holder renews, counted from the last renewal.
+    /// Returns the time from one renewal to the next.
     #[must_use]
     pub const fn renew_at(&self) -> Duration {
         self.renew_at.get()
     }
 
-    /// How long before the deadline the holder is told to stop.
+    /// Returns the time between *expiring* and the deadline.
     #[must_use]
     pub const fn grace(&self) -> Duration {
         self.grace.get()
     }
 
-    /// How long before the store's end the holder's deadline lies.
+    /// Returns the time between the deadline and the end of the lease at the store.
     #[must_use]
     pub const fn margin(&self) -> Duration {
         self.margin.get()
     }
 
-    /// The longest a waiter rests without looking.
+    /// Returns the maximum time between two polls of a waiter.
     #[must_use]
     pub const fn poll(&self) -> Duration {
         self.poll.get()
@@ -251,7 +251,7 @@ impl Lease {
 
 impl Default for Lease {
     fn default() -> Self {
-        Self::new(Duration::from_secs(10), Duration::from_secs(6)).expect("the defaults are in order")
+        Self::new(Duration::from_secs(10), Duration::from_secs(6)).expect("the defaults are valid")
     }
 }
 
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_the_seeds() {
+    fn default_is_that_of_jvm_simba() {
         let lease = Lease::default();
         assert_eq!((lease.ttl(), lease.transition()), (ms(10_000), ms(6_000)));
         assert_eq!(lease.grace(), ms(3_000));
@@ -273,14 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_refused_with_the_cure() {
+    fn contradictory_settings_are_rejected_with_a_fix() {
         let refusal = |lease: Result<Lease>| lease.unwrap_err().to_string();
         let lease = Lease::default();
         assert!(refusal(Lease::new(ms(0), ms(0))).contains("at least 20ms"));
         assert!(refusal(Lease::new(ms(10_000), ms(100))).contains("take at least 2s"));
         assert!(refusal(Lease::new(ms(90_000_000), ms(20_000_000))).contains("24 hours"));
         assert!(refusal(Lease::forced(Duration::MAX, ms(1))).contains("over a year"));
-        assert!(Lease::forced(ms(100), ms(5)).is_ok(), "forced waives the advice alone");
+        assert!(Lease::forced(ms(100), ms(5)).is_ok(), "forced has wider limits");
         assert!(refusal(lease.with_renew_at(ms(0))).contains("after 0"));
         assert!(refusal(lease.with_renew_at(ms(10_000))).contains("before the ttl"));
         assert!(refusal(Lease::forced(ms(100), ms(3))).contains("at least 4ms"));

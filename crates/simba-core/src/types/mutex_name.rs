@@ -1,14 +1,13 @@
 use std::borrow::Borrow;
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
+use super::text::text;
 use crate::error::{Error, Result};
 
-/// The name of a mutex: the same verdict on every backend.
+/// The name of a mutex, with the same rules on every backend.
 ///
-/// 1 to 66 characters of `A-Z a-z 0-9 . _ : -`, and neither `.` nor `..`. That is what a MySQL key, a Redis
-/// hash tag and a ZooKeeper path have in common, so one name means one mutex wherever it is used.
+/// 1 to 66 characters of `A-Z a-z 0-9 . _ : -`, and neither `.` nor `..`. A MySQL key, a Redis
+/// hash tag and a ZooKeeper path all accept these names unchanged, so one name means one mutex on every backend.
 ///
 /// # Examples
 ///
@@ -23,14 +22,14 @@ use crate::error::{Error, Result};
 pub struct MutexName(Arc<str>);
 
 impl MutexName {
-    /// The most characters a name may have: the width of the seeds' key column.
+    /// The maximum length of a name: the width of JVM Simba's key column.
     pub const MAX_LEN: usize = 66;
 
-    /// Checks a name.
+    /// Creates a name from text.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), saying which rule is broken and where.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), with the violated rule and the position.
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
         let name = name.as_ref();
         check_length(name)?;
@@ -48,14 +47,14 @@ impl MutexName {
         Ok(Self(name.into()))
     }
 
-    /// Takes an odd name that peers use already: anything of 1 to 66 characters without control characters.
+    /// Creates a name that peers use already, by weaker rules: 1 to 66 characters without control characters.
     ///
     /// Such a name may mean another mutex on another backend: a `/` nests in ZooKeeper, braces move the
     /// Redis hash tag, letters beyond ASCII depend on a collation.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), saying which rule is broken and where.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), with the violated rule and the position.
     pub fn legacy(name: impl AsRef<str>) -> Result<Self> {
         let name = name.as_ref();
         check_length(name)?;
@@ -67,7 +66,7 @@ impl MutexName {
         }
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -82,42 +81,18 @@ fn check_length(name: &str) -> Result<()> {
     if name.is_empty() {
         return Err(Error::invalid("a mutex name needs at least one character"));
     }
-    // Counting stops where the verdict is clear: a megabyte of name costs no more than a long one.
+    // Counting stops after the maximum length, so a megabyte costs no more than a long name.
     match name.chars().nth(MutexName::MAX_LEN) {
         Some(_) => Err(Error::invalid(format!("a mutex name has at most {} characters", MutexName::MAX_LEN))),
         None => Ok(()),
     }
 }
 
-impl fmt::Display for MutexName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for MutexName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
+text!(MutexName);
 
 impl Borrow<str> for MutexName {
     fn borrow(&self) -> &str {
         &self.0
-    }
-}
-
-impl AsRef<str> for MutexName {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for MutexName {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::new(name)
     }
 }
 
@@ -156,14 +131,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_names_pass_and_keep_their_text() {
+    fn valid_names_keep_their_text() {
         for name in ["a", "orders", "a.b_c:d-E9", &"x".repeat(66), "...", "0"] {
             assert_eq!(MutexName::new(name).unwrap().as_str(), name);
         }
     }
 
     #[test]
-    fn a_refusal_says_which_rule_and_where() {
+    fn rejection_names_the_rule_and_the_position() {
         let refusal = |name: &str| MutexName::new(name).unwrap_err().to_string();
         assert!(refusal("").contains("at least one character"));
         assert!(refusal(&"x".repeat(67)).contains("at most 66"));
@@ -174,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn legacy_names_may_be_odd_but_not_broken() {
+    fn legacy_names_follow_the_weaker_rules() {
         for name in ["app/job", "näme", "{x}", " padded "] {
             assert_eq!(MutexName::legacy(name).unwrap().as_str(), name);
         }

@@ -4,36 +4,36 @@ use crate::backend::Ownership;
 use crate::clock::Moment;
 use crate::types::{ContenderId, FencingToken, Lease};
 
-/// Who owns a mutex and for how long, as last seen, in moments of the local clock.
+/// The last known owner of a mutex and the end of its lease, in moments of the local clock.
 ///
-/// A plain value: its predicates take the moment to judge by, so that two questions get one answer.
-/// It tells about others; whether *we* may work is for [`Tenure::is_held`](crate::Tenure::is_held) alone.
+/// A plain value: its predicates take the current moment, so that two of them can use the same one.
+/// It describes other contenders. Only [`Tenure::is_held`](crate::Tenure::is_held) says whether this one may work.
 ///
 /// # Examples
 ///
 /// ```
 /// use simba_core::{MutexOwner, Moment};
 ///
-/// let nobody = MutexOwner::none();
-/// assert!(!nobody.has_owner(Moment::ZERO));
+/// let owner = MutexOwner::none();
+/// assert!(!owner.has_owner(Moment::ZERO));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MutexOwner {
-    /// The owner's id; `None` where nobody owns the mutex.
+    /// The owner's id; `None` if the mutex has no owner.
     pub id: Option<ContenderId>,
-    /// The owner's fencing token, where the store tells it to others.
+    /// The owner's fencing token, if the store reports it to others.
     pub token: Option<FencingToken>,
-    /// When it was first seen to own the mutex.
+    /// When it was first observed as the owner.
     pub acquired_at: Moment,
     /// When its `ttl` ends unless it renews.
     pub ttl_at: Moment,
-    /// When its `transition` ends and others may take the mutex.
+    /// When its `transition` ends and others may acquire the mutex.
     pub transition_at: Moment,
 }
 
 impl MutexOwner {
-    /// Nobody.
+    /// Returns the value for a mutex without an owner.
     #[must_use]
     pub const fn none() -> Self {
         Self {
@@ -45,8 +45,8 @@ impl MutexOwner {
         }
     }
 
-    /// The store's answer to a request sent at `sent`, placed on the local clock.
-    pub(crate) fn seen(ownership: &Ownership, sent: Moment, lease: &Lease) -> Self {
+    /// Converts the store's answer to a request sent at `sent` to moments of the local clock.
+    pub(crate) fn observed(ownership: &Ownership, sent: Moment, lease: &Lease) -> Self {
         let transition_at = sent + ownership.remaining;
         Self {
             id: Some(ownership.owner.clone()),
@@ -57,7 +57,7 @@ impl MutexOwner {
         }
     }
 
-    /// The same owner seen again keeps the moment it was first seen.
+    /// Keeps `acquired_at` of `earlier` if both are the same owner.
     pub(crate) fn since(mut self, earlier: &Self) -> Self {
         if self.id.is_some() && self.id == earlier.id && self.token == earlier.token {
             self.acquired_at = earlier.acquired_at;
@@ -65,31 +65,31 @@ impl MutexOwner {
         self
     }
 
-    /// Whether this contender owns the mutex. Says nothing about time: see [`is_in_ttl`](Self::is_in_ttl).
+    /// Returns whether this contender is the owner, without a check of the time: see [`is_in_ttl`](Self::is_in_ttl).
     #[must_use]
     pub fn is_owner(&self, contender: &ContenderId) -> bool {
         self.id.as_ref() == Some(contender)
     }
 
-    /// Whether the owner is within its `ttl`.
+    /// Returns whether the owner is within its `ttl`.
     #[must_use]
     pub fn is_in_ttl(&self, now: Moment) -> bool {
         self.id.is_some() && now < self.ttl_at
     }
 
-    /// Whether the owner is past its `ttl` and only itself may renew.
+    /// Returns whether the owner is within its `transition`, in which only the owner may renew.
     #[must_use]
     pub fn is_in_transition(&self, now: Moment) -> bool {
         self.id.is_some() && self.ttl_at <= now && now < self.transition_at
     }
 
-    /// Whether somebody owns the mutex: within `ttl` or `transition`.
+    /// Returns whether the mutex has an owner within its `ttl` or `transition`.
     #[must_use]
     pub fn has_owner(&self, now: Moment) -> bool {
         self.id.is_some() && now < self.transition_at
     }
 
-    /// How long the owner may still keep others out without renewing.
+    /// Returns the time until the owner's lease ends without a renewal.
     #[must_use]
     pub fn remaining(&self, now: Moment) -> Duration {
         if self.id.is_some() { self.transition_at.saturating_since(now) } else { Duration::ZERO }
@@ -107,31 +107,31 @@ pub struct MutexState {
 }
 
 impl MutexState {
-    /// Nobody before and nobody after.
+    /// Returns the value for no owner before and after.
     #[must_use]
     pub const fn none() -> Self {
         Self { before: MutexOwner::none(), after: MutexOwner::none() }
     }
 
-    /// A change from one owner to another.
+    /// Creates a change from one owner to another.
     #[must_use]
     pub const fn new(before: MutexOwner, after: MutexOwner) -> Self {
         Self { before, after }
     }
 
-    /// Whether the owner is another one than before.
+    /// Returns whether the owner has changed.
     #[must_use]
     pub fn is_changed(&self) -> bool {
         self.before.id != self.after.id
     }
 
-    /// Whether this contender gained the mutex by the change.
+    /// Returns whether this contender acquired the mutex by the change.
     #[must_use]
     pub fn is_acquired(&self, contender: &ContenderId) -> bool {
         self.is_changed() && self.after.is_owner(contender)
     }
 
-    /// Whether this contender gave up or lost the mutex by the change.
+    /// Returns whether this contender released or lost the mutex by the change.
     #[must_use]
     pub fn is_released(&self, contender: &ContenderId) -> bool {
         self.is_changed() && self.before.is_owner(contender)
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_windows_follow_each_other() {
+    fn transition_follows_the_ttl() {
         let owner = owner("a", 100, 150);
         let at = |ms| Moment::ZERO + Duration::from_millis(ms);
         let windows = |now| (owner.is_in_ttl(now), owner.is_in_transition(now), owner.has_owner(now));

@@ -1,4 +1,4 @@
-//! The URL of a store: where it is and how to log in, with the secrets kept out of every text.
+//! The URL of a store: its address and login. No text shows its secrets.
 
 mod parse;
 mod percent;
@@ -17,16 +17,16 @@ const MASK: &str = "***";
 ///
 /// Unlike a web address it may name several hosts. User, password, path and query are percent-decoded; a
 /// `+` stays a plus. An `@` elsewhere than before the hosts is written `%40`. `scheme:///path` and
-/// `scheme:/path` are equal. Which schemes and keys mean something is up to the backends.
+/// `scheme:/path` are equal. The backends define the schemes and keys.
 ///
 /// `Display` and `Debug` show `***` for the password and for the value of every key that has `pass`,
-/// `secret`, `token` or `key` in its name; no error repeats them. The `Display` of a URL without such
-/// secrets parses back to an equal one, unless escapes make it longer than [`MAX_LEN`](Self::MAX_LEN).
+/// `secret`, `token` or `key` in its name. No error contains them. The `Display` of a URL without such
+/// secrets parses to an equal URL, unless escapes make it longer than [`MAX_LEN`](Self::MAX_LEN).
 ///
 /// # Examples
 ///
 /// ```
-/// use simba_core::ConnectUrl;
+/// use simba_core::spi::ConnectUrl;
 ///
 /// let url: ConnectUrl = "redis+sentinel://:hunter2@a,b:26380/mymaster/0?timeout=2s".parse()?;
 /// assert_eq!(url.scheme(), "redis+sentinel");
@@ -46,62 +46,61 @@ pub struct ConnectUrl {
 }
 
 impl ConnectUrl {
-    /// The most bytes a URL may have.
+    /// The maximum length of a URL, in bytes.
     pub const MAX_LEN: usize = 4096;
 
-    /// The scheme in lower case, such as `redis`.
+    /// Returns the scheme in lower case, such as `redis`.
     #[must_use]
     pub fn scheme(&self) -> &str {
         &self.scheme
     }
 
-    /// The hosts in the order written; none for a URL without an authority, such as `sqlite:a.db`.
+    /// Returns the hosts in the order of the URL; none for a URL without an authority, such as `sqlite:a.db`.
     #[must_use]
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// The user, unless it is absent or empty.
+    /// Returns the user, unless it is absent or empty.
     #[must_use]
     pub fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
 
-    /// The password: the only door to the secret, so keep what comes out of it away from logs.
+    /// Returns the password in plain text. Do not log it.
     ///
-    /// `user:@host` gives an empty one, `user@host` gives none.
+    /// `user:@host` has an empty password, `user@host` has none.
     #[must_use]
     pub fn password(&self) -> Option<&str> {
         self.password.as_deref()
     }
 
-    /// Sets the password: for a secret that comes from the environment or a file. Takes it as it is,
-    /// without percent-decoding.
+    /// Sets the password, for a secret from the environment or a file. It is not percent-decoded.
     #[must_use]
     pub fn with_password(self, password: String) -> Self {
         Self { password: Some(password), ..self }
     }
 
-    /// The path with its leading slash, if it has one; empty if there is no path.
+    /// Returns the path with its leading slash, if it has one; empty if there is no path.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The value of a key in the query; empty for a key without one.
+    /// Returns the value of a key in the query; empty for a key without a value.
     ///
-    /// It may be a secret that only `Display` and `Debug` hide.
+    /// It may be a secret, which only `Display` and `Debug` hide.
     #[must_use]
     pub fn query(&self, key: &str) -> Option<&str> {
         self.query.get(key).map(String::as_str)
     }
 
-    /// All keys and values of the query, ordered by key.
+    /// Returns all keys and values of the query, ordered by key.
     pub fn queries(&self) -> impl Iterator<Item = (&str, &str)> {
         self.query.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// Refuses a query with other keys than these: a key that nobody reads is a typing error.
+    /// Rejects a query with other keys than these: an unknown key is a typing error.
     ///
     /// # Errors
     ///
@@ -121,27 +120,25 @@ impl ConnectUrl {
         }
     }
 
-    /// The value of a key as a length of time, such as `250ms` or `2s`.
+    /// Returns the value of a key as a duration, such as `250ms` or `2s`.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is none.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is not a duration.
     pub fn duration(&self, key: &str) -> Result<Option<Duration>> {
         let parse = |value| {
             humantime::parse_duration(value).map_err(|_| {
-                Error::invalid(format!(
-                    "`{key}` in the URL is no length of time: write it as `250ms` or `2s`"
-                ))
+                Error::invalid(format!("`{key}` in the URL is not a duration: write it as `250ms` or `2s`"))
             })
         };
         self.query(key).map(parse).transpose()
     }
 
-    /// The value of a key as a number, a path, or whatever else can be told from text.
+    /// Returns the value of a key, parsed as a `T`. `what` describes the expected value in the error.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is not `what` it should be.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it cannot be parsed.
     pub fn parsed<T: FromStr>(&self, key: &str, what: &str) -> Result<Option<T>> {
         let parse = |value: &str| {
             value.parse().map_err(|_| Error::invalid(format!("`{key}` in the URL is not {what}")))
@@ -151,7 +148,7 @@ impl ConnectUrl {
 
     fn fmt_authority(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let absent = self.hosts.is_empty() && self.user.is_none() && self.password.is_none();
-        // A path that starts with two slashes would be read as an authority without an empty one before it.
+        // Before a path that starts with two slashes, an empty authority is written: the path would be parsed as one.
         if absent && !self.path.starts_with("//") {
             return Ok(());
         }
@@ -221,13 +218,13 @@ impl TryFrom<&str> for ConnectUrl {
     }
 }
 
-/// One host of a [`ConnectUrl`]. `Display` is its form in a URL: an IPv6 address stands in brackets.
+/// One host of a [`ConnectUrl`]. `Display` is its form in a URL: an IPv6 address has brackets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Host {
     /// The name or address; an IPv6 address in its shortest form, without brackets.
     pub name: String,
-    /// The port, if one is given; never 0 in a parsed URL.
+    /// The port, if the URL has one; never 0 in a parsed URL.
     pub port: Option<u16>,
 }
 

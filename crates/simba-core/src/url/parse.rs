@@ -1,4 +1,4 @@
-//! From text to [`ConnectUrl`]. A refusal says which part is wrong and repeats nothing that may be a secret.
+//! The parser of [`ConnectUrl`]. An error names the wrong part and contains nothing that may be a secret.
 
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
@@ -17,8 +17,8 @@ pub(super) fn parse(text: &str) -> Result<ConnectUrl> {
         Some(rest) => rest.split_at(rest.find('/').unwrap_or(rest.len())),
         None => ("", rest),
     };
-    // A `/` or `?` in a password ends the authority too early: the rest of the password would pass for a
-    // path, which everyone may see. The `@` that follows it gives it away.
+    // A `/` or `?` in a password ends the authority before its end: the rest of the password would be parsed as
+    // the path, which is not hidden. The `@` after it shows that this happened.
     if path.contains('@') || query.contains('@') {
         return Err(Error::invalid(
             "the URL has an `@` outside of its user part: percent-encode special characters in the password, \
@@ -27,7 +27,7 @@ pub(super) fn parse(text: &str) -> Result<ConnectUrl> {
     }
     let (login, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
     let (user, password) = parse_login(login)?;
-    let hosts = if authority.is_empty() { Vec::new() } else { parse_hosts(hosts, may_hold_login(text))? };
+    let hosts = if authority.is_empty() { Vec::new() } else { parse_hosts(hosts, may_contain_login(text))? };
     Ok(ConnectUrl { scheme, user, password, hosts, path: decode("path", path)?, query: parse_query(query)? })
 }
 
@@ -78,34 +78,34 @@ fn parse_login(text: &str) -> Result<(Option<String>, Option<String>)> {
     Ok((Some(user).filter(|user| !user.is_empty()), password))
 }
 
-/// Whether what stands where a host belongs may be a piece of a user or password.
-fn may_hold_login(text: &str) -> bool {
+/// Returns whether the text in the place of a host may be a part of a user or password.
+fn may_contain_login(text: &str) -> bool {
     text.contains('@') || text.contains("%40")
 }
 
-fn parse_hosts(text: &str, secretive: bool) -> Result<Vec<Host>> {
-    let host = |(at, text)| parse_host(text).map_err(|fault| fault.refuse(at + 1, secretive));
+fn parse_hosts(text: &str, may_be_secret: bool) -> Result<Vec<Host>> {
+    let host = |(at, text)| parse_host(text).map_err(|fault| fault.into_error(at + 1, may_be_secret));
     text.split(',').enumerate().map(host).collect()
 }
 
-/// What is wrong with a host.
+/// An error in a host.
 enum Fault<'a> {
     Is(&'static str),
     Port(&'a str),
 }
 
 impl Fault<'_> {
-    fn refuse(self, number: usize, secretive: bool) -> Error {
+    fn into_error(self, number: usize, may_be_secret: bool) -> Error {
         let what = match self {
             Self::Is(what) => what,
-            Self::Port(port) if !secretive => {
+            Self::Port(port) if !may_be_secret => {
                 return Error::invalid(format!(
                     "host {number} of the URL has the port {port}: take 1 to 65535"
                 ));
             }
             Self::Port(_) => PORT_RANGE,
         };
-        let hint = if secretive { " (percent-encode special characters in the password)" } else { "" };
+        let hint = if may_be_secret { " (percent-encode special characters in the password)" } else { "" };
         Error::invalid(format!("host {number} of the URL {what}{hint}"))
     }
 }
@@ -151,7 +151,7 @@ fn parse_port(text: &str) -> Result<u16, Fault<'_>> {
     }
     match text.parse() {
         Ok(port) if port > 0 => Ok(port),
-        // More digits than any port has: a password whose `@` was forgotten, perhaps.
+        // More digits than any port has may be a password with its `@` missing.
         _ if text.len() > 5 => Err(Fault::Is(PORT_RANGE)),
         _ => Err(Fault::Port(text)),
     }

@@ -1,8 +1,8 @@
-//! Percent-encoding and back. No refusal repeats the text: it may be a password.
+//! Percent-encoding and decoding. No error contains the text, which may be a password.
 
 use crate::error::{Error, Result};
 
-/// Undoes the percent-encoding of one part of a URL; `part` names it in a refusal.
+/// Percent-decodes one part of a URL; `part` names it in an error.
 pub(super) fn decode(part: &str, text: &str) -> Result<String> {
     let mut pieces = text.split('%');
     let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
@@ -28,11 +28,11 @@ fn escape(piece: &[u8]) -> Option<(u8, &[u8])> {
 }
 
 fn check(part: &str, bytes: Vec<u8>) -> Result<String> {
-    // The cause is dropped on purpose: it holds the bytes.
+    // The cause is dropped because it contains the bytes.
     let text = String::from_utf8(bytes).map_err(|_| {
         Error::invalid(format!("the percent escapes in the {part} of the URL must make UTF-8, they do not"))
     })?;
-    // An escaped NUL would cut a file name short, an escaped line feed would forge a line in a log.
+    // An escaped NUL would truncate a file name, an escaped line feed would forge a line in a log.
     if text.contains(char::is_control) {
         return Err(Error::invalid(format!(
             "the {part} of the URL has an escaped control character: remove it"
@@ -41,7 +41,7 @@ fn check(part: &str, bytes: Vec<u8>) -> Result<String> {
     Ok(text)
 }
 
-/// Percent-encodes all but letters, digits, `-._~` and what is in `keep`.
+/// Percent-encodes all characters except letters, digits, `-._~` and those in `keep`.
 pub(super) fn encode(text: &str, keep: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,4 +1,4 @@
-//! A world for the tests: one store, one clock, and handles behind weather that can be switched.
+//! A test fixture: one store, one clock, and handles with faults that can be switched.
 
 #![allow(dead_code, reason = "every test binary uses its own part of it")]
 
@@ -7,20 +7,21 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use simba_core::operate::MutexRecord;
-use simba_core::{Clock, Lease, MemoryBackend, Moment, MutexName, Operate, Simba, SimbaBuilder, TokioClock};
+use simba_core::spi::Operate;
+use simba_core::{Clock, Lease, MemoryBackend, Moment, MutexName, Simba, SimbaBuilder, TokioClock};
 use simba_tck::{FaultyBackend, Switch, Weather};
 
-/// The one mutex of most tests.
+/// The mutex of most tests.
 pub(crate) const NAME: &str = "orders";
 
-/// The lease of the world: renewed at 360 to 400 ms, expiring at 790, lost at 990, freed at 1000.
+/// The lease of the tests: renewed at 360 to 400 ms, expiring at 790, lost at 990, freed at 1000.
 pub(crate) const TTL: Duration = ms(600);
 pub(crate) const TRANSITION: Duration = ms(400);
 pub(crate) const TOTAL: Duration = ms(1000);
 pub(crate) const RENEWAL: Duration = ms(400);
 pub(crate) const GRACE: Duration = ms(200);
 pub(crate) const DEADLINE: Duration = ms(990);
-/// The longest that one call may take.
+/// The time limit of a call.
 pub(crate) const CALL: Duration = ms(200);
 
 pub(crate) const fn ms(ms: u64) -> Duration {
@@ -31,8 +32,8 @@ pub(crate) fn lease() -> Lease {
     Lease::new(TTL, TRANSITION).unwrap()
 }
 
-/// A lease whose waiters hardly ever look by themselves: whoever is quick was woken.
-pub(crate) fn pushed_lease() -> Lease {
+/// A lease with a long poll interval: a waiter that acquires within it was woken.
+pub(crate) fn slow_poll_lease() -> Lease {
     lease().with_poll(Duration::from_secs(30)).unwrap()
 }
 
@@ -49,12 +50,12 @@ impl World {
         Self { store: MemoryBackend::with_clock(clock.clone()), clock }
     }
 
-    /// A handle in clear weather.
+    /// Creates a handle without faults.
     pub(crate) fn simba(&self) -> Simba {
         self.handle().0
     }
 
-    /// A handle, and the switch for its weather.
+    /// Creates a handle, and the switch for its faults.
     pub(crate) fn handle(&self) -> (Simba, Arc<Switch>) {
         let switch = Switch::new();
         (self.builder(Arc::<Switch>::clone(&switch)).build(), switch)
@@ -62,20 +63,20 @@ impl World {
 
     pub(crate) fn builder(&self, weather: Arc<dyn Weather>) -> SimbaBuilder {
         let backend = FaultyBackend::new(self.store.clone(), self.clock.clone(), weather);
-        Simba::builder(Arc::new(backend)).clock(self.clock.clone()).lease(lease())
+        Simba::builder(Arc::new(backend)).with_clock(self.clock.clone()).with_lease(lease())
     }
 
     pub(crate) fn now(&self) -> Moment {
         self.clock.now()
     }
 
-    /// How long the world has existed.
+    /// Returns the virtual time since the start.
     pub(crate) fn age(&self) -> Duration {
         self.now() - Moment::ZERO
     }
 
-    /// Lets so much time pass.
-    pub(crate) async fn pass(&self, time: Duration) {
+    /// Sleeps for this much virtual time.
+    pub(crate) async fn sleep(&self, time: Duration) {
         self.clock.sleep_until(self.now() + time).await;
     }
 
@@ -83,7 +84,7 @@ impl World {
         self.store.read(&MutexName::new(NAME).unwrap()).await.unwrap()
     }
 
-    /// Lets everything run until so many wait for the mutex. Takes no time.
+    /// Runs all tasks until the mutex has this many waiters. Takes no virtual time.
     pub(crate) async fn queued(&self, waiters: usize) {
         for _ in 0..1000 {
             if self.record().await.waiters == Some(waiters) {
@@ -94,7 +95,7 @@ impl World {
         panic!("{waiters} waiters expected: {:?}", self.record().await);
     }
 
-    /// Lets everything run, then sees that the store has nothing of anyone. Takes no time.
+    /// Runs all tasks, then asserts that the mutex has no holder and no waiter. Takes no virtual time.
     pub(crate) async fn assert_empty(&self) {
         settled().await;
         let record = self.record().await;
@@ -107,22 +108,22 @@ impl World {
     }
 }
 
-/// Ends the process when a test waits for ever, which on paused time it does without a pause.
+/// Ends the process if a test waits forever. On paused time that hour passes at once.
 async fn overdue() {
     tokio::time::sleep(Duration::from_secs(3600)).await;
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    let _ = writeln!(std::io::stderr(), "{test} goes on for ever");
+    let _ = writeln!(std::io::stderr(), "{test} does not end");
     std::process::abort();
 }
 
-/// Lets everything run that has something to do. Takes no time.
+/// Runs all tasks that are ready. Takes no virtual time.
 pub(crate) async fn settled() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Notes the moment at which it is dropped.
+/// Records the moment at which its flag is dropped.
 #[derive(Clone)]
 pub(crate) struct DropTime {
     clock: Arc<dyn Clock>,
@@ -134,7 +135,7 @@ impl DropTime {
         Self { clock: Arc::new(clock), at: Arc::default() }
     }
 
-    /// What to put into the work.
+    /// Returns the value to move into the work.
     pub(crate) fn flag(&self) -> impl Drop + Send + use<> {
         struct Flag(DropTime);
         impl Drop for Flag {

@@ -1,31 +1,31 @@
-//! What becomes of a call that was not answered as hoped.
+//! Failures of calls: what the server refused, and what was never answered.
 
 use std::error::Error as _;
 
 use simba_core::Error;
 use tonic::{Code, Status};
 
-/// Why a call has no answer.
+/// The reason why a call failed.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The server said no.
+    /// The server answered with this status.
     Refused(Status),
-    /// The connection broke: nobody knows what became of it.
+    /// The connection broke before the answer: the outcome is unknown.
     Lost(Status),
-    /// There was no connection to send it by.
+    /// There was no connection to send the call on, or a renewal was not confirmed: the error to report.
     Unsent(Error),
     Closed,
 }
 
 impl Failure {
-    /// What the server itself says has no cause within this process.
+    /// Classifies a status: one that tonic made of a local error has a source, one of the server has none.
     pub(super) fn of(status: Status) -> Self {
         if status.source().is_some() { Self::Lost(status) } else { Self::Refused(status) }
     }
 
-    /// Whether it may have been carried out all the same, or may be later: the connection broke, or the server gave up
-    /// waiting for the others.
-    pub(crate) fn is_unsure(&self) -> bool {
+    /// Returns whether the servers may have executed the call, or may execute it later: the connection broke, or the
+    /// member timed out on the rest of the cluster.
+    pub(crate) fn is_ambiguous(&self) -> bool {
         match self {
             Self::Lost(_) => true,
             Self::Refused(status) => matches!(
@@ -41,36 +41,36 @@ impl Failure {
         }
     }
 
-    fn says(&self, code: Code, text: &str) -> bool {
+    fn has_status(&self, code: Code, text: &str) -> bool {
         matches!(self, Self::Refused(status) if status.code() == code && status.message().contains(text))
     }
 
-    /// The lease that it was made with is gone.
+    /// Returns whether the lease of the request does not exist any more.
     pub(crate) fn is_lease_gone(&self) -> bool {
-        self.says(Code::NotFound, "lease not found")
+        self.has_status(Code::NotFound, "lease not found")
     }
 
-    /// The login has ended, or is older than the rights of the users, or was not asked for when it was made: nothing was
-    /// done, and another login helps.
+    /// Returns whether another login helps: the token has expired, is older than the last change of permissions, or was
+    /// not required when the connection was made. The server did not execute the call.
     pub(super) fn is_logged_out(&self) -> bool {
-        self.says(Code::Unauthenticated, "")
-            || self.says(Code::InvalidArgument, "revision of auth store is old")
-            || self.says(Code::InvalidArgument, "user name is empty")
+        self.has_status(Code::Unauthenticated, "")
+            || self.has_status(Code::InvalidArgument, "revision of auth store is old")
+            || self.has_status(Code::InvalidArgument, "user name is empty")
     }
 
-    /// The member has no way to the others: another one may have.
-    pub(super) fn is_cut_off(&self) -> bool {
-        self.says(Code::Unavailable, "no leader") || self.says(Code::Unavailable, "timed out")
+    /// Returns whether the member has no connection to a quorum. Another member may have one.
+    pub(super) fn lacks_quorum(&self) -> bool {
+        self.has_status(Code::Unavailable, "no leader") || self.has_status(Code::Unavailable, "timed out")
     }
 
-    /// The server takes fewer operations at a time.
-    pub(crate) fn is_too_many(&self) -> bool {
-        self.says(Code::InvalidArgument, "too many operations")
+    /// Returns whether the transaction has more operations than the server accepts.
+    pub(crate) fn is_too_many_operations(&self) -> bool {
+        self.has_status(Code::InvalidArgument, "too many operations")
     }
 
-    /// The server lets everybody in.
-    pub(super) fn is_open_to_all(&self) -> bool {
-        self.says(Code::FailedPrecondition, "authentication is not enabled")
+    /// Returns whether the server does not require a login.
+    pub(super) fn is_auth_disabled(&self) -> bool {
+        self.has_status(Code::FailedPrecondition, "authentication is not enabled")
     }
 }
 
@@ -79,9 +79,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_server_says_is_told_from_what_happens_on_the_way() {
-        let said = Failure::of(Status::not_found("etcdserver: requested lease not found"));
-        assert!(said.is_lease_gone() && !said.is_logged_out());
+    fn a_status_of_the_server_differs_from_a_broken_connection() {
+        let refused = Failure::of(Status::not_found("etcdserver: requested lease not found"));
+        assert!(refused.is_lease_gone() && !refused.is_logged_out());
         let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         assert!(matches!(Failure::of(Status::from_error(Box::new(broken))), Failure::Lost(_)));
         assert!(Failure::of(Status::unauthenticated("etcdserver: invalid auth token")).is_logged_out());
@@ -89,10 +89,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_servers_gave_up_waiting_for_may_still_happen() {
-        assert!(Failure::of(Status::unavailable("etcdserver: request timed out")).is_unsure());
-        assert!(Failure::of(Status::unavailable("etcdserver: leader changed")).is_unsure());
-        assert!(!Failure::of(Status::permission_denied("etcdserver: permission denied")).is_unsure());
-        assert!(!Failure::of(Status::not_found("etcdserver: requested lease not found")).is_unsure());
+    fn the_outcome_of_a_request_that_timed_out_on_the_servers_is_unknown() {
+        assert!(Failure::of(Status::unavailable("etcdserver: request timed out")).is_ambiguous());
+        assert!(Failure::of(Status::unavailable("etcdserver: leader changed")).is_ambiguous());
+        assert!(!Failure::of(Status::permission_denied("etcdserver: permission denied")).is_ambiguous());
+        assert!(!Failure::of(Status::not_found("etcdserver: requested lease not found")).is_ambiguous());
     }
 }

@@ -1,11 +1,17 @@
-//! A client of etcd: one connection for everything, made anew for as long as the client lives.
+//! A client of etcd with one connection, which is replaced whenever it breaks.
+//!
+//! The crate `etcd-client` balances calls over the members of the cluster. Here a renewal is a keep-alive and a
+//! transaction that the *same* member answers in the same term: only that shows that the leader that counted the
+//! keep-alive still leads. Hence a client of its own, on tonic and prost, that sends all calls on one connection. It
+//! also shares one login among all connections, renews it in place, and replaces a member that stops answering within a
+//! fifth of the shortest lease.
 
-mod channel;
+mod connection;
 mod failure;
-mod proto;
-mod pulse;
+mod liveness;
+mod protocol;
 mod supervisor;
-mod watches;
+mod wakeups;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,80 +19,69 @@ use std::time::Duration;
 
 use futures_util::stream;
 use simba_core::{Clock, Error, Moment};
+use simba_net::supervise::Supervised;
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex, oneshot, watch};
+use tokio::sync::{Mutex, oneshot};
+use tokio::task::JoinHandle;
 use tonic::metadata::AsciiMetadataValue;
 
 pub(crate) use self::failure::Failure;
-pub(crate) use self::proto::{
+pub(crate) use self::liveness::LeaseInUse;
+pub(crate) use self::protocol::{
     ASCENDING, BY_CREATION, Compare, DESCENDING, DeleteRangeRequest, Header, KeyValue, Op, PutRequest,
     RangeRequest, RangeResponse, RequestOp, StatusResponse, TxnRequest, TxnResponse,
 };
 #[cfg(test)]
-pub(crate) use self::proto::{Done, ResponseOp};
-pub(crate) use self::pulse::LeaseInUse;
-pub(crate) use self::watches::{Sight, Watch};
+pub(crate) use self::protocol::{Done, ResponseOp};
+pub(crate) use self::wakeups::{Watch, WatchTarget};
 
-use self::channel::{Line, Token};
-use self::proto::{
+use self::connection::{Connection, Token};
+use self::liveness::Liveness;
+use self::protocol::{
     DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseResponse,
     LeaseRevokeResponse, StatusRequest, WatchResponse,
 };
-use self::pulse::Pulse;
-use self::supervisor::Supervisor;
-use self::watches::{Opened, Watches};
+use self::supervisor::Members;
+use self::wakeups::{NewStream, Watches};
 use crate::config::EtcdConfig;
 
-/// A client. Dropped, it disconnects.
+/// A client. Dropping it disconnects.
 #[derive(Debug)]
 pub(crate) struct Client {
     shared: Arc<Shared>,
     runtime: Handle,
-    /// What all keys begin with.
+    /// The prefix of all keys.
     root: String,
 }
 
-/// What the client and its supervisor share.
+/// The state that the client and its supervisor share.
 #[derive(Debug)]
 struct Shared {
     config: Arc<EtcdConfig>,
     clock: Arc<dyn Clock>,
-    state: watch::Sender<State>,
-    pulse: Arc<Pulse>,
+    supervised: Supervised<Connection>,
+    liveness: Arc<Liveness>,
     watches: Arc<Watches>,
     token: Token,
-    /// Held while a token that was rejected is replaced.
+    /// Locked while a rejected token is replaced.
     login: Mutex<()>,
 }
 
-#[derive(Clone, Debug)]
-enum State {
-    Connecting,
-    Ready {
-        /// Grows with each connection.
-        number: u64,
-        line: Line,
-    },
-    /// No member was of use; another round begins in a moment.
-    Failed(Error),
-    Closed,
-}
-
-/// What the server says of a lease.
+/// The answer to a keep-alive of a lease that exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeptAlive {
     pub(crate) ttl: Duration,
-    pub(crate) by: Reign,
+    pub(crate) term: Term,
 }
 
-/// Which member answered, in the reign of which leader.
+/// The member that answered, and the Raft term that it answered in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reign {
+pub(crate) struct Term {
     member: u64,
     term: u64,
 }
 
-impl Reign {
+impl Term {
     pub(crate) fn of(header: Option<&Header>) -> Self {
         header.map_or(Self { member: 0, term: 0 }, |header| Self {
             member: header.member_id,
@@ -94,32 +89,32 @@ impl Reign {
         })
     }
 
-    /// Whether both are of one reign. Answers that do not say of which they are show nothing.
+    /// Returns whether both are of the same member in the same term. An answer without a term confirms nothing.
     pub(crate) fn confirms(self, other: Self) -> bool {
         self == other && self.term > 0
     }
 }
 
 impl Client {
-    /// Begins to connect.
+    /// Starts to connect in the background.
     pub(crate) fn start(config: Arc<EtcdConfig>, clock: Arc<dyn Clock>) -> Self {
         let shared = Arc::new(Shared {
-            config: Arc::clone(&config),
+            config,
             clock,
-            state: watch::Sender::new(State::Connecting),
-            pulse: Arc::default(),
+            supervised: Supervised::new(),
+            liveness: Arc::default(),
             watches: Arc::default(),
             token: Token::default(),
             login: Mutex::new(()),
         });
-        let (runtime, root) = (Handle::current(), config.keys().root());
-        runtime.spawn(Supervisor::new(config, Arc::clone(&shared)).run());
+        let (runtime, root) = (Handle::current(), shared.config.keys().root());
+        runtime.spawn(Members::new(Arc::clone(&shared)).run());
         Self { shared, runtime, root }
     }
 
-    /// Completes when a member lets us in, or none does.
+    /// Waits until a member accepts the connection, or every one has failed.
     pub(crate) async fn ready(&self) -> Result<(), Error> {
-        self.line().await.map(drop).map_err(|failure| crate::error::failed("connect", failure))
+        self.connection().await.map(drop).map_err(|failure| crate::error::failed("connect", failure))
     }
 
     pub(crate) fn now(&self) -> Moment {
@@ -130,18 +125,18 @@ impl Client {
         &self.shared.clock
     }
 
-    /// Counts a lease of this length as in use, until the result is dropped.
+    /// Counts a lease of this length as in use until the result is dropped.
     pub(crate) fn use_lease(&self, lease: Duration) -> LeaseInUse {
-        self.shared.pulse.use_lease(lease)
+        self.shared.liveness.use_lease(lease)
     }
 
-    /// Carries this out in the background, also from outside a runtime.
-    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.runtime.spawn(work);
+    /// Spawns a task, also from outside a runtime.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        self.runtime.spawn(task)
     }
 
     pub(crate) fn close(&self) {
-        self.shared.state.send_replace(State::Closed);
+        self.shared.supervised.close();
     }
 
     // ===== calls =====
@@ -160,25 +155,25 @@ impl Client {
         Ok(())
     }
 
-    /// A read that finds next to nothing, and takes a quorum, as one that is answered by a single member does not.
-    pub(crate) fn look(&self) -> RangeRequest {
+    /// Returns a read that finds at most one key and needs a quorum. A serializable read would need one member only.
+    pub(crate) fn quorum_read(&self) -> RangeRequest {
         RangeRequest::of_key(&self.root)
     }
 
-    /// A transaction that is carried out to its end whether or not somebody waits for it.
-    pub(crate) fn begin(
+    /// Starts a transaction that runs to its end even if the receiver is dropped.
+    pub(crate) fn start_txn(
         self: &Arc<Self>,
         txn: TxnRequest,
     ) -> oneshot::Receiver<Result<TxnResponse, Failure>> {
-        let (to, outcome) = oneshot::channel();
+        let (reply, outcome) = oneshot::channel();
         let this = Arc::clone(self);
-        self.spawn(async move {
-            let _ = to.send(this.txn(txn).await);
-        });
+        drop(self.spawn(async move {
+            let _ = reply.send(this.txn(txn).await);
+        }));
         outcome
     }
 
-    /// Gives a new lease and what was granted.
+    /// Requests a new lease. Returns its id and the granted length.
     pub(crate) async fn grant(&self, seconds: i64) -> Result<(i64, Duration), Failure> {
         let request = LeaseGrantRequest { ttl: seconds };
         let granted: LeaseGrantResponse = self.call("/etcdserverpb.Lease/LeaseGrant", request).await?;
@@ -191,36 +186,36 @@ impl Client {
         Ok(())
     }
 
-    /// How much a lease has left, as the leader sees it; zero if it is gone.
+    /// Returns the remaining time of a lease by the clock of the leader; zero if the lease has ended.
     pub(crate) async fn time_to_live(&self, id: i64) -> Result<Duration, Failure> {
-        let told: Result<LeaseResponse, _> =
+        let answer: Result<LeaseResponse, _> =
             self.call("/etcdserverpb.Lease/LeaseTimeToLive", LeaseRequest { id }).await;
-        match told {
-            Ok(told) => Ok(whole_seconds(told.ttl)),
+        match answer {
+            Ok(answer) => Ok(whole_seconds(answer.ttl)),
             Err(failure) if failure.is_lease_gone() => Ok(Duration::ZERO),
             Err(failure) => Err(failure),
         }
     }
 
-    /// How long a call about a lease may take. A member that has just lost its leader goes on waiting for it for seconds,
-    /// and a second call reaches the next one.
-    pub(crate) fn patience(&self) -> Duration {
-        self.shared.pulse.limit()
+    /// Returns the limit for a keep-alive. A member that has just lost its leader waits for the next one for seconds,
+    /// while a second call may reach another member.
+    pub(crate) fn call_limit(&self) -> Duration {
+        self.shared.liveness.limit()
     }
 
-    /// Gives a lease its whole length again; nothing if it is gone.
+    /// Extends a lease to its whole length; `None` if the lease has ended.
     pub(crate) async fn keep_alive(&self, id: i64) -> Result<Option<KeptAlive>, Failure> {
-        let (number, line) = self.line().await?;
-        self.shared.pulse.asked(self.now());
+        let connection = self.connection().await?;
+        self.shared.liveness.sent(self.now());
         let kept = async {
             let once = stream::iter([LeaseRequest { id }]);
-            let mut answers = line.stream("/etcdserverpb.Lease/LeaseKeepAlive", once).await?;
+            let mut answers = connection.stream("/etcdserverpb.Lease/LeaseKeepAlive", once).await?;
             let answer: Option<LeaseResponse> = answers.message().await.map_err(Failure::of)?;
             answer.ok_or_else(|| Failure::of(tonic::Status::unavailable("no answer to a keep-alive")))
         };
-        let kept = self.heard(number, kept.await)?;
-        let by = Reign::of(kept.header.as_ref());
-        Ok((kept.ttl > 0).then(|| KeptAlive { ttl: whole_seconds(kept.ttl), by }))
+        let kept = self.record(&connection, kept.await)?;
+        let term = Term::of(kept.header.as_ref());
+        Ok((kept.ttl > 0).then(|| KeptAlive { ttl: whole_seconds(kept.ttl), term }))
     }
 
     pub(crate) async fn status(&self) -> Result<StatusResponse, Failure> {
@@ -229,66 +224,60 @@ impl Client {
 
     // ===== watches =====
 
-    /// Watches; after a reconnect whoever has time is woken some time later.
-    pub(crate) fn watch(&self, sight: Sight, has_time: bool) -> Watch {
-        let (watch, opened) = self.shared.watches.add(sight, has_time);
-        if let Some(opened) = opened {
-            self.shared.listen(&self.runtime, opened);
+    /// Adds a watch. After a reconnect it is notified immediately, or in batches if it is deferrable.
+    pub(crate) fn watch(&self, target: WatchTarget, deferrable: bool) -> Watch {
+        let (watch, stream) = self.shared.watches.add(target, deferrable);
+        if let Some(stream) = stream {
+            self.shared.read_watches(&self.runtime, stream);
         }
         watch
     }
 
-    /// The same in a moment, and not at all if it is dropped before.
-    pub(crate) fn watch_later(&self, sight: Sight) -> Watch {
-        self.shared.watches.add_later(sight)
+    /// Adds a watch whose request is sent some time later, and not at all if the watch is dropped before.
+    pub(crate) fn watch_deferred(&self, target: WatchTarget) -> Watch {
+        self.shared.watches.add_deferred(target)
     }
 
-    /// Rings after the next reconnect.
-    pub(crate) fn watch_the_connection(&self) -> Watch {
-        self.shared.watches.add_idle()
+    /// Adds a watch that is notified after the next reconnect.
+    pub(crate) fn watch_reconnect(&self) -> Watch {
+        self.shared.watches.add_for_reconnect()
     }
 
-    // ===== the way there =====
+    // ===== connection =====
 
-    async fn call<Q, A>(&self, path: &'static str, question: Q) -> Result<A, Failure>
+    async fn call<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Failure>
     where
         Q: prost::Message + Clone + 'static,
         A: prost::Message + Default + 'static,
     {
-        let (number, line) = self.line().await?;
-        let token = line.token();
-        self.shared.pulse.asked(self.now());
-        let answer = line.unary(path, question.clone()).await;
+        let connection = self.connection().await?;
+        let token = connection.token();
+        self.shared.liveness.sent(self.now());
+        let answer = connection.unary(path, request.clone()).await;
         if !answer.as_ref().is_err_and(Failure::is_logged_out) {
-            return self.heard(number, answer);
+            return self.record(&connection, answer);
         }
-        // In a task: a login takes long, and one that is cancelled with each caller would never end.
+        // In a task: a login takes long, and if every caller cancelled its own, none would complete.
         let shared = Arc::clone(&self.shared);
-        let _ = self.runtime.spawn(async move { shared.log_in_again(number, line, token).await }).await;
-        let (number, line) = self.line().await?;
-        self.shared.pulse.asked(self.now());
-        self.heard(number, line.unary(path, question).await)
+        let _ = self.runtime.spawn(async move { shared.log_in_again(connection, token).await }).await;
+        let connection = self.connection().await?;
+        self.shared.liveness.sent(self.now());
+        self.record(&connection, connection.unary(path, request).await)
     }
 
-    /// Draws conclusions about the connection from an answer.
-    fn heard<A>(&self, number: u64, answer: Result<A, Failure>) -> Result<A, Failure> {
+    /// Records an answer: the server is alive, or the connection has to be replaced.
+    fn record<A>(&self, connection: &Connection, answer: Result<A, Failure>) -> Result<A, Failure> {
         match &answer {
-            Err(Failure::Lost(_)) => self.shared.broken(number),
-            Err(failure) if failure.is_logged_out() || failure.is_cut_off() => self.shared.broken(number),
-            _ => self.shared.pulse.heard(self.now()),
+            Err(Failure::Lost(_)) => connection.end(),
+            Err(failure) if failure.is_logged_out() || failure.lacks_quorum() => connection.end(),
+            _ => self.shared.liveness.answered(self.now()),
         }
         answer
     }
 
-    /// The connection; waits for one that is on its way.
-    async fn line(&self) -> Result<(u64, Line), Failure> {
-        let mut state = self.shared.state.subscribe();
-        let settled = state.wait_for(|state| !matches!(state, State::Connecting)).await;
-        match settled.as_deref() {
-            Ok(State::Ready { number, line }) => Ok((*number, line.clone())),
-            Ok(State::Failed(error)) => Err(Failure::Unsent(error.clone())),
-            _ => Err(Failure::Closed),
-        }
+    /// Returns the connection; waits while the client connects.
+    async fn connection(&self) -> Result<Connection, Failure> {
+        self.shared.supervised.connection().await.map_err(Failure::Unsent)
     }
 }
 
@@ -299,54 +288,41 @@ impl Drop for Client {
 }
 
 impl Shared {
-    /// This connection is of no use any more.
-    fn broken(&self, number: u64) {
-        self.state.send_if_modified(|state| {
-            let is_it = matches!(state, State::Ready { number: now, .. } if *now == number);
-            if is_it {
-                *state = State::Connecting;
-            }
-            is_it
-        });
-    }
-
-    /// Logs in again on the same connection after the server rejected this token: other calls under way go on.
+    /// Logs in again on the same connection after the server rejected this token. Other calls in flight continue.
     ///
-    /// Gives the connection up if that fails; connecting anew shows what is wrong.
-    async fn log_in_again(&self, number: u64, line: Line, rejected: Option<AsciiMetadataValue>) {
-        self.pulse.heard(self.clock.now());
+    /// Gives the connection up if the login fails: the next attempt to connect reports the error.
+    async fn log_in_again(&self, connection: Connection, rejected: Option<AsciiMetadataValue>) {
+        self.liveness.answered(self.clock.now());
         let _one = self.login.lock().await;
-        if line.token() != rejected {
-            // Another call has logged in meanwhile.
+        if connection.token() != rejected {
+            // Another call has logged in since.
             return;
         }
-        self.pulse.asked(self.clock.now());
-        let outcome = line.log_in(&self.config).await;
-        if outcome.is_ok() && line.token() != rejected {
-            self.pulse.heard(self.clock.now());
-            self.watches.reopen(number);
+        self.liveness.sent(self.clock.now());
+        let outcome = connection.log_in(&self.config).await;
+        if outcome.is_ok() && connection.token() != rejected {
+            self.liveness.answered(self.clock.now());
+            self.watches.reopen(connection.number());
         } else {
-            tracing::debug!(?outcome, "the login is not renewed");
-            self.broken(number);
+            tracing::debug!(?outcome, "the login was not renewed");
+            connection.end();
         }
     }
 
-    /// Hears what the server says of watches, for as long as the connection lasts.
-    fn listen(self: &Arc<Self>, runtime: &Handle, opened: Opened) {
-        let Opened { on, number: stream, mut asked } = opened;
-        let State::Ready { number, line } = self.state.borrow().clone() else { return };
-        if number != on {
-            // Of a connection that is gone: whoever watched is woken since.
-            return;
-        }
+    /// Opens a stream of watches and handles its messages until the connection ends.
+    fn read_watches(self: &Arc<Self>, runtime: &Handle, stream: NewStream) {
+        let NewStream { connection: on, number: stream, mut requests } = stream;
+        // If the connection was replaced, that has notified all watches.
+        let current = self.supervised.current().filter(|connection| connection.number() == on);
+        let Some(connection) = current else { return };
         let this = Arc::clone(self);
         runtime.spawn(async move {
-            let asked = stream::poll_fn(move |context| asked.poll_recv(context));
-            let opened = line.stream("/etcdserverpb.Watch/Watch", asked).await;
+            let requests = stream::poll_fn(move |context| requests.poll_recv(context));
+            let opened = connection.stream("/etcdserverpb.Watch/Watch", requests).await;
             let ended = match opened {
-                Ok(mut told) => loop {
-                    match told.message().await {
-                        Ok(Some(said)) => this.watches.told(&said),
+                Ok(mut responses) => loop {
+                    match responses.message().await {
+                        Ok(Some(response)) => this.watches.handle(&response),
                         ended => break ended.map(|_: Option<WatchResponse>| ()).map_err(Failure::of),
                     }
                 },
@@ -354,7 +330,7 @@ impl Shared {
             };
             if this.watches.is_open(stream) {
                 tracing::debug!(?ended, "the stream of watches ended");
-                this.broken(number);
+                connection.end();
             }
         });
     }
@@ -364,12 +340,12 @@ fn whole_seconds(seconds: i64) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// Waits for the outcome of what was begun.
+/// Waits for the outcome of a call that runs in another task.
 ///
 /// # Cancel safety
 ///
 /// The outcome stays in the receiver.
-pub(crate) async fn heard<T>(outcome: &mut oneshot::Receiver<Result<T, Failure>>) -> Result<T, Failure> {
+pub(crate) async fn wait_for<T>(outcome: &mut oneshot::Receiver<Result<T, Failure>>) -> Result<T, Failure> {
     outcome.await.unwrap_or(Err(Failure::Closed))
 }
 
@@ -378,10 +354,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_same_member_in_the_same_term_confirms_and_nobody_without_a_name_does() {
-        let reign = |member_id, raft_term| Reign::of(Some(&Header { member_id, revision: 1, raft_term }));
-        assert!(reign(1, 7).confirms(reign(1, 7)));
-        assert!(!reign(1, 8).confirms(reign(1, 7)) && !reign(2, 7).confirms(reign(1, 7)));
-        assert!(!Reign::of(None).confirms(Reign::of(None)));
+    fn only_an_answer_of_the_same_member_in_the_same_term_confirms() {
+        let term = |member_id, raft_term| Term::of(Some(&Header { member_id, revision: 1, raft_term }));
+        assert!(term(1, 7).confirms(term(1, 7)));
+        assert!(!term(1, 8).confirms(term(1, 7)) && !term(2, 7).confirms(term(1, 7)));
+        assert!(!Term::of(None).confirms(Term::of(None)));
     }
 }

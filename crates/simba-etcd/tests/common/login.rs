@@ -1,4 +1,4 @@
-//! Servers that ask for a user and a password.
+//! Servers with users and passwords.
 
 use simba_servers::{Server, Setup};
 
@@ -6,15 +6,15 @@ use super::ctl;
 
 pub(crate) const PASSWORD: &str = "canary-etcd";
 
-/// A server that lets nobody in without a password, and a user with no more rights than it takes, under a prefix.
-pub(crate) async fn guarded() -> Server {
-    let server = open_to_all().await;
+/// Starts a server that requires a login, with a user that has only the permissions that Simba needs, under a prefix.
+pub(crate) async fn server_with_auth() -> Server {
+    let server = server_without_auth().await;
     ctl(&server.url(), &["auth", "enable"]).await;
     server
 }
 
-/// One that has the user, and does not ask for it yet.
-pub(crate) async fn open_to_all() -> Server {
+/// Starts a server that has the user and does not require a login yet.
+pub(crate) async fn server_without_auth() -> Server {
     let server = tokio::task::spawn_blocking(|| Setup::etcd().start().unwrap()).await.unwrap();
     let url = server.url();
     for line in [

@@ -1,34 +1,34 @@
-//! A file as keys and values, each with its line: TOML and YAML look the same from here.
+//! Parses TOML and YAML into the same keys and values, each with its line.
 
 use std::collections::BTreeMap;
 
 use toml::de::{DeTable, DeValue};
 use yaml_rust2::parser::{Event, Parser};
 
-/// A value, or what stands where one should be.
+/// A value of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Node {
-    /// Text, a number or a truth, as it is written.
+    /// A string, a number or a boolean, as text.
     Value(String),
     Table(Table),
-    /// Nothing that we take, such as a list.
+    /// An unsupported value, such as a list.
     Other,
 }
 
-/// Keys in order, each with the line that it stands on.
+/// Keys in order, each with its line.
 pub(super) type Table = BTreeMap<String, (usize, Node)>;
 
-/// What is wrong with a text, and on which line. No value is repeated: it may be a secret.
+/// An error in a document, with its line. It contains no value, since that may be a secret.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Complaint {
+pub(super) struct ParseError {
     pub(super) line: usize,
     pub(super) message: String,
 }
 
-pub(super) fn from_toml(text: &str) -> Result<Table, Complaint> {
+pub(super) fn from_toml(text: &str) -> Result<Table, ParseError> {
     let document = DeTable::parse(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
-        Complaint { line: line_of(text, at), message: "this is no TOML".into() }
+        ParseError { line: line_of(text, at), message: "invalid TOML".into() }
     })?;
     Ok(table(text, document.get_ref()))
 }
@@ -55,38 +55,38 @@ fn line_of(text: &str, at: usize) -> usize {
     text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1
 }
 
-pub(super) fn from_yaml(text: &str) -> Result<Table, Complaint> {
+pub(super) fn from_yaml(text: &str) -> Result<Table, ParseError> {
     let mut events = Events { parser: Parser::new_from_str(text) };
     loop {
         match events.next()? {
             (Event::MappingStart(..), _) => return events.table(0),
-            // Nothing but comments.
+            // The document has only comments.
             (Event::StreamEnd, _) => return Ok(Table::new()),
             (Event::Scalar(value, ..), _) if value.is_empty() || value == "~" => {}
             (Event::StreamStart | Event::DocumentStart | Event::DocumentEnd | Event::Nothing, _) => {}
             (_, line) => {
-                return Err(Complaint { line, message: "keys with values are expected here".into() });
+                return Err(ParseError { line, message: "keys with values are expected here".into() });
             }
         }
     }
 }
 
-/// Tables within tables that nobody writes by hand.
-const DEEPEST: usize = 8;
+/// The limit of nested tables.
+const MAX_DEPTH: usize = 8;
 
 struct Events<'a> {
     parser: Parser<std::str::Chars<'a>>,
 }
 
 impl Events<'_> {
-    fn next(&mut self) -> Result<(Event, usize), Complaint> {
+    fn next(&mut self) -> Result<(Event, usize), ParseError> {
         match self.parser.next_token() {
             Ok((event, marker)) => Ok((event, marker.line())),
-            Err(error) => Err(Complaint { line: error.marker().line(), message: "this is no YAML".into() }),
+            Err(error) => Err(ParseError { line: error.marker().line(), message: "invalid YAML".into() }),
         }
     }
 
-    fn table(&mut self, depth: usize) -> Result<Table, Complaint> {
+    fn table(&mut self, depth: usize) -> Result<Table, ParseError> {
         let mut found = Table::new();
         loop {
             match self.next()? {
@@ -94,18 +94,18 @@ impl Events<'_> {
                 (Event::Scalar(key, ..), line) => {
                     let node = self.node(depth)?;
                     if found.insert(key.clone(), (line, node)).is_some() {
-                        return Err(Complaint { line, message: format!("`{key}` is here a second time") });
+                        return Err(ParseError { line, message: format!("the key `{key}` is repeated") });
                     }
                 }
-                (_, line) => return Err(Complaint { line, message: "a key is expected here".into() }),
+                (_, line) => return Err(ParseError { line, message: "a key is expected here".into() }),
             }
         }
     }
 
-    fn node(&mut self, depth: usize) -> Result<Node, Complaint> {
+    fn node(&mut self, depth: usize) -> Result<Node, ParseError> {
         match self.next()? {
             (Event::Scalar(value, ..), _) => Ok(Node::Value(value)),
-            (Event::MappingStart(..), _) if depth < DEEPEST => Ok(Node::Table(self.table(depth + 1)?)),
+            (Event::MappingStart(..), _) if depth < MAX_DEPTH => Ok(Node::Table(self.table(depth + 1)?)),
             (Event::SequenceStart(..), _) => {
                 let mut open = 1;
                 while open > 0 {
@@ -117,7 +117,7 @@ impl Events<'_> {
                 }
                 Ok(Node::Other)
             }
-            (_, line) => Err(Complaint { line, message: "a value is expected here".into() }),
+            (_, line) => Err(ParseError { line, message: "a value is expected here".into() }),
         }
     }
 }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_say_the_same() {
+    fn toml_and_yaml_give_the_same_tables() {
         let toml = from_toml("ttl = \"10s\"\nenabled = true\n[redis]\nttl = \"5s\"\nlist = [1]\n").unwrap();
         let yaml = from_yaml("ttl: 10s\nenabled: true\nredis:\n  ttl: 5s\n  list: [1, {a: 2}]\n").unwrap();
         for found in [&toml, &yaml] {
@@ -143,23 +143,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_its_line_and_not_repeated() {
-        for (complaint, line) in [
+    fn parse_error_has_the_line_and_no_value() {
+        for (error, line) in [
             (from_toml("a = 1\npassword = hunter2\n").unwrap_err(), 2),
             (from_yaml("a: 1\npassword: [hunter2\n").unwrap_err(), 3),
             (from_yaml("a: 1\na: 2\n").unwrap_err(), 2),
             (from_yaml("- hunter2\n").unwrap_err(), 1),
         ] {
-            assert_eq!(complaint.line, line, "{complaint:?}");
-            assert!(!complaint.message.contains("hunter2"), "{complaint:?}");
+            assert_eq!(error.line, line, "{error:?}");
+            assert!(!error.message.contains("hunter2"), "{error:?}");
         }
     }
 
     #[test]
-    fn an_empty_file_says_nothing() {
-        for text in ["", "# a remark\n", "---\n", "~"] {
+    fn empty_document_has_no_keys() {
+        for text in ["", "# a comment\n", "---\n", "~"] {
             assert_eq!(from_yaml(text).unwrap(), Table::new(), "{text:?}");
         }
-        assert_eq!(from_toml("# a remark\n").unwrap(), Table::new());
+        assert_eq!(from_toml("# a comment\n").unwrap(), Table::new());
     }
 }

@@ -1,10 +1,10 @@
-//! What can be set, and where it was.
+//! The keys of settings, and the origin of their values.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The stores with settings of their own, by the names that a file may call them.
+/// The names of the stores' tables, with the store of each.
 pub(super) const STORES: [(&str, &str); 8] = [
     ("sqlite", "sqlite"),
     ("mysql", "mysql"),
@@ -16,11 +16,11 @@ pub(super) const STORES: [(&str, &str); 8] = [
     ("etcd", "etcd"),
 ];
 
-/// What can be set, for all stores and for each.
+/// The keys, for all stores and for each store.
 pub(super) const KEYS: [&str; 9] =
     ["enabled", "url", "password", "password-file", "ttl", "transition", "grace", "poll", "initial-delay"];
 
-/// One setting: of all stores, or of one.
+/// A key for all stores, or of one store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) store: Option<&'static str>,
@@ -36,7 +36,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// Where a setting comes from.
+/// The origin of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     File(Arc<PathBuf>, usize),
@@ -54,14 +54,14 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The key of this name.
+/// Returns the key with this name.
 pub(super) fn key(name: &str) -> Option<&'static str> {
-    // Both spellings, as Spring has it.
+    // `_` and `-` are equivalent, as in Spring.
     let name = name.replace('_', "-");
     KEYS.iter().copied().find(|known| *known == name)
 }
 
-/// The store that a file calls by this name.
+/// Returns the store whose table has this name.
 pub(super) fn store(name: &str) -> Option<&'static str> {
     STORES.iter().find(|(known, _)| *known == name).map(|(_, store)| *store)
 }

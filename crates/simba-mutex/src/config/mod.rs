@@ -1,4 +1,4 @@
-//! Configuration in layers: files, the environment, code.
+//! Layered configuration: files, environment variables, code.
 
 mod document;
 mod keys;
@@ -11,30 +11,31 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::{ConnectUrl, Error, ErrorKind, Lease, Result, Simba};
+use simba_core::spi::ConnectUrl;
+use simba_core::{Error, ErrorKind, Lease, Result, Simba};
 
 use document::{Node, Table};
 use keys::{KEYS, Key, Origin, STORES};
 use variables::Variable;
 
-/// Everything that a program needs to connect, from files, the environment and code.
+/// The settings of a connection, from files, environment variables and code.
 ///
-/// What is set later wins: read files first, then the environment, then what the code insists on. A setting in
-/// the table of a store wins over the same setting for all.
+/// Later settings override earlier ones: read files first, then the environment, then set values in code. A setting in
+/// the table of a store overrides the same setting for all stores.
 ///
 /// | key | default | what |
 /// |---|---|---|
-/// | `enabled` | `true` | whether to connect at all |
+/// | `enabled` | `true` | if `false`, connecting fails |
 /// | `url` | `sqlite:` | the store |
-/// | `password`, `password-file` | | the secret, or the file that holds it, instead of in the URL |
+/// | `password`, `password-file` | | the password, or the file that contains it, instead of in the URL |
 /// | `ttl`, `transition` | `10s`, `6s` | the [`Lease`] |
 /// | `grace`, `poll` | half the transition, the ttl | see [`Lease`] |
-/// | `initial-delay` | `0s` | how long a contention waits before its first try |
+/// | `initial-delay` | `0s` | how long a contention waits before its first attempt |
 ///
-/// The same keys stand in a table for each store: `sqlite`, `mysql` (also `jdbc`, `mariadb`), `postgres`, `redis`,
-/// `zookeeper`, `etcd`. In YAML all of it may stand below `simba:`, as with the Spring Boot starter of JVM Simba. In the
-/// environment they are `SIMBA_URL`, `SIMBA_TTL`, `SIMBA_REDIS_TTL` and so on. A variable whose name is nearly one of
-/// these, such as `SIMBA_URI`, is refused: without it the program would contend in another store than is meant.
+/// Each store has a table with the same keys: `sqlite`, `mysql` (also `jdbc`, `mariadb`), `postgres`, `redis`,
+/// `zookeeper`, `etcd`. In YAML, all keys may be below `simba:`, as with the Spring Boot starter of JVM Simba. The
+/// environment variables are `SIMBA_URL`, `SIMBA_TTL`, `SIMBA_REDIS_TTL` and so on. A variable with a similar name, such
+/// as `SIMBA_URI`, is refused: if it were ignored, the program would contend on another store than intended.
 ///
 /// # Examples
 ///
@@ -50,9 +51,9 @@ use variables::Variable;
 #[must_use]
 pub struct Config {
     settings: BTreeMap<Key, Setting>,
-    /// Variables that are refused, each with the reason.
+    /// The variables that are refused, each with the reason.
     refused: BTreeMap<String, String>,
-    /// Variables that begin like ours and are not known.
+    /// The unknown variables that start with `SIMBA_`.
     unknown: BTreeSet<String>,
 }
 
@@ -62,31 +63,31 @@ struct Setting {
     origin: Origin,
 }
 
-/// What a [`Config`] comes to.
+/// The resolved settings of a [`Config`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The store, with its password.
+    /// The URL of the store, with its password.
     pub url: ConnectUrl,
-    /// How long a mutex is held at a time.
+    /// The lease of mutexes.
     pub lease: Lease,
-    /// How long a contention waits before its first try.
+    /// How long a contention waits before its first attempt.
     pub initial_delay: Duration,
-    /// The variables that begin with `SIMBA_` and have no meaning. They are ignored.
+    /// The unknown variables that start with `SIMBA_`. They are ignored.
     pub unknown_variables: Vec<String>,
 }
 
 impl Config {
-    /// Nothing but the defaults.
+    /// Returns a configuration with the defaults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Reads a file: TOML, or YAML if its name says so.
+    /// Reads a file: YAML if its name ends with `.yaml` or `.yml`, otherwise TOML.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] with the line and the fix. No value is repeated: it may be a secret.
+    /// [`ErrorKind::Config`] with the line and the fix. The error contains no value, since that may be a secret.
     pub fn file(self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(|error| {
@@ -99,7 +100,7 @@ impl Config {
         }
     }
 
-    /// Reads settings in TOML; `name` is what an error calls the text.
+    /// Reads settings in TOML; `name` is the name of the text in errors.
     ///
     /// # Errors
     ///
@@ -108,11 +109,11 @@ impl Config {
         let name = Arc::new(name.into());
         match document::from_toml(text) {
             Ok(found) => self.read(&found, &name),
-            Err(complaint) => Err(wrong(&Origin::File(name, complaint.line), &complaint.message)),
+            Err(error) => Err(invalid(&Origin::File(name, error.line), &error.message)),
         }
     }
 
-    /// Reads settings in YAML; `name` is what an error calls the text.
+    /// Reads settings in YAML; `name` is the name of the text in errors.
     ///
     /// # Errors
     ///
@@ -121,7 +122,7 @@ impl Config {
         let name = Arc::new(name.into());
         match document::from_yaml(text) {
             Ok(found) => self.read(&found, &name),
-            Err(complaint) => Err(wrong(&Origin::File(name, complaint.line), &complaint.message)),
+            Err(error) => Err(invalid(&Origin::File(name, error.line), &error.message)),
         }
     }
 
@@ -140,7 +141,7 @@ impl Config {
                 Variable::Setting(_) => {
                     self.refused.insert(name, "the value is not UTF-8".into());
                 }
-                Variable::Misspelt(meant) => self.refuse_misspelt(name, &meant),
+                Variable::Misspelt(intended) => self.refuse_misspelt(name, &intended),
                 Variable::Unknown => {
                     self.unknown.insert(name);
                 }
@@ -150,15 +151,15 @@ impl Config {
         self.variables(readable)
     }
 
-    /// Reads variables. One whose name is nearly that of a setting makes [`resolve`](Self::resolve) fail; others that
-    /// do not name a setting are ignored.
+    /// Reads variables. [`resolve`](Self::resolve) fails if the name of one is similar to that of a setting. Other
+    /// variables that are no settings are ignored.
     pub fn variables(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Self {
         for (name, value) in variables {
             match variables::classify(&name) {
                 Variable::Setting(key) => {
                     self.settings.insert(key, Setting { value, origin: Origin::Environment(name) });
                 }
-                Variable::Misspelt(meant) => self.refuse_misspelt(name, &meant),
+                Variable::Misspelt(intended) => self.refuse_misspelt(name, &intended),
                 Variable::Unknown => {
                     self.unknown.insert(name);
                 }
@@ -168,32 +169,32 @@ impl Config {
         self
     }
 
-    /// Connects to this store, whatever files and environment say.
+    /// Sets the store. Overrides files and environment.
     pub fn url(self, url: impl Into<String>) -> Self {
         self.set("url", url.into())
     }
 
-    /// Holds mutexes by this lease, whatever files and environment say.
+    /// Sets the lease. Overrides files and environment.
     pub fn lease(self, ttl: Duration, transition: Duration) -> Self {
         let text = |time| humantime::format_duration(time).to_string();
         self.set("ttl", text(ttl)).set("transition", text(transition))
     }
 
-    /// What all layers come to.
+    /// Resolves all layers.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] for a value that is none or contradicts another, with its line and the fix, and for a
+    /// [`ErrorKind::Config`] for an invalid value and for contradicting values, with the line and the fix, and for a
     /// variable that is probably misspelt.
     pub fn resolve(&self) -> Result<Settings> {
         if let Some((name, reason)) = self.refused.first_key_value() {
-            return Err(wrong(&Origin::Environment(name.clone()), reason));
+            return Err(invalid(&Origin::Environment(name.clone()), reason));
         }
         let settings = resolve::resolve(&self.settings)?;
         Ok(Settings { unknown_variables: self.unknown.iter().cloned().collect(), ..settings })
     }
 
-    /// Connects to the store that all layers come to.
+    /// Resolves all layers and connects to the store.
     ///
     /// # Errors
     ///
@@ -201,10 +202,10 @@ impl Config {
     pub async fn connect(&self) -> Result<Simba> {
         let settings = self.resolve()?;
         let backend = crate::backend(&settings.url).await?;
-        Ok(Simba::builder(backend).lease(settings.lease).build())
+        Ok(Simba::builder(backend).with_lease(settings.lease).build())
     }
 
-    /// What the code says counts for every store.
+    /// Sets a value for all stores, over those of single stores.
     fn set(mut self, name: &'static str, value: String) -> Self {
         self.settings.retain(|key, _| key.name != name);
         self.settings.insert(Key { store: None, name }, Setting { value, origin: Origin::Code });
@@ -212,37 +213,39 @@ impl Config {
     }
 
     fn read(mut self, found: &Table, name: &Arc<PathBuf>) -> Result<Self> {
-        // A file for several programs has ours below one key.
+        // A file for several programs has the settings of Simba below one key.
         let found = match found.get("simba") {
             Some((_, Node::Table(ours))) => ours,
             _ => found,
         };
-        for (word, (line, node)) in found {
+        for (key, (line, node)) in found {
             let origin = Origin::File(Arc::clone(name), *line);
-            match (keys::key(word), keys::store(word), node) {
-                (Some(key), _, Node::Value(value)) => self.put(None, key, value, origin),
+            match (keys::key(key), keys::store(key), node) {
+                (Some(known), _, Node::Value(value)) => self.put(None, known, value, origin),
                 (None, Some(store), Node::Table(table)) => self.read_store(store, table, name)?,
-                (None, None, _) => return Err(unknown(&origin, word, true)),
-                _ => return Err(wrong(&origin, &format!("`{word}` does not take that"))),
+                (None, None, _) => return Err(unknown(&origin, key, true)),
+                _ => return Err(invalid(&origin, &format!("`{key}` does not take that kind of value"))),
             }
         }
         Ok(self)
     }
 
     fn read_store(&mut self, store: &'static str, table: &Table, name: &Arc<PathBuf>) -> Result<()> {
-        for (word, (line, node)) in table {
+        for (key, (line, node)) in table {
             let origin = Origin::File(Arc::clone(name), *line);
-            match (keys::key(word), node) {
-                (Some(key), Node::Value(value)) => self.put(Some(store), key, value, origin),
-                (Some(_), _) => return Err(wrong(&origin, &format!("`{word}` does not take that"))),
-                (None, _) => return Err(unknown(&origin, word, false)),
+            match (keys::key(key), node) {
+                (Some(known), Node::Value(value)) => self.put(Some(store), known, value, origin),
+                (Some(_), _) => {
+                    return Err(invalid(&origin, &format!("`{key}` does not take that kind of value")));
+                }
+                (None, _) => return Err(unknown(&origin, key, false)),
             }
         }
         Ok(())
     }
 
-    fn refuse_misspelt(&mut self, name: String, meant: &str) {
-        let reason = format!("there is no such variable; probably {meant} is meant: rename it, or unset it");
+    fn refuse_misspelt(&mut self, name: String, intended: &str) {
+        let reason = format!("unknown variable, probably a misspelt {intended}: rename it, or unset it");
         self.refused.insert(name, reason);
     }
 
@@ -259,16 +262,16 @@ impl fmt::Debug for Config {
     }
 }
 
-fn wrong(origin: &Origin, message: &str) -> Error {
+fn invalid(origin: &Origin, message: &str) -> Error {
     Error::new(ErrorKind::Config, format!("{origin}: {message}"))
 }
 
-fn unknown(origin: &Origin, word: &str, at_the_top: bool) -> Error {
+fn unknown(origin: &Origin, key: &str, at_top_level: bool) -> Error {
     let mut known = KEYS.to_vec();
-    if at_the_top {
+    if at_top_level {
         known.extend(STORES.iter().map(|(name, _)| *name));
     }
-    wrong(origin, &format!("there is no key `{word}`; the keys are {}", known.join(", ")))
+    invalid(origin, &format!("there is no key `{key}`; the keys are {}", known.join(", ")))
 }
 
 #[cfg(test)]

@@ -16,14 +16,14 @@ fn variables(pairs: &[(&str, &str)]) -> Config {
 }
 
 #[test]
-fn the_defaults_are_those_of_the_jvm() {
+fn defaults_are_those_of_jvm_simba() {
     let settings = Config::new().resolve().unwrap();
     assert_eq!(lease_of(&Config::new()), (10, 6));
     assert_eq!((settings.initial_delay, settings.url.scheme()), (Duration::ZERO, "sqlite"));
 }
 
 #[test]
-fn a_later_layer_wins_and_a_store_s_own_setting_over_that_for_all() {
+fn later_layers_and_settings_of_a_store_override() {
     let file = Config::new().toml("ttl = '20s'\n[redis]\nttl = '5s'\ntransition = '3s'\n", "a.toml").unwrap();
     assert_eq!(lease_of(&file), (20, 6));
     let redis = file.clone().url("redis://h");
@@ -36,7 +36,7 @@ fn a_later_layer_wins_and_a_store_s_own_setting_over_that_for_all() {
 }
 
 #[test]
-fn a_scheme_with_tls_has_the_settings_of_its_store() {
+fn scheme_with_tls_uses_the_settings_of_its_store() {
     for (store, scheme) in [("redis", "rediss"), ("zookeeper", "zookeepers"), ("etcd", "etcds")] {
         let file = Config::new().toml(&format!("[{store}]\nttl = '5s'\n"), "a.toml").unwrap();
         assert_eq!(lease_of(&file.clone().url(format!("{store}://h"))), (5, 6));
@@ -45,7 +45,7 @@ fn a_scheme_with_tls_has_the_settings_of_its_store() {
 }
 
 #[test]
-fn the_starter_s_own_file_is_understood() {
+fn file_of_the_spring_boot_starter_is_read() {
     let text = "simba:\n  enabled: true\n  jdbc:\n    initial-delay: 2s\n    ttl: 12s\nspring:\n  x: [1]\n";
     let config = Config::new().yaml(text, "application.yml").unwrap().url("mysql://h/db");
     let settings = config.resolve().unwrap();
@@ -53,9 +53,9 @@ fn the_starter_s_own_file_is_understood() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_line_and_the_cure() {
+fn error_has_the_line_and_the_fix() {
     let toml = |text: &str| refusal(Config::new().toml(text, "simba.toml"));
-    for (text, line, cure) in [
+    for (text, line, fix) in [
         ("ttl = '1s'\ntll = '5s'\n", 2, "the keys are enabled, url"),
         ("[redis]\nurll = 'x'\n", 2, "the keys are enabled, url"),
         ("ttl = 'ten'\n", 1, "`250ms` or `10s`"),
@@ -69,15 +69,15 @@ fn what_is_wrong_is_told_with_its_line_and_the_cure() {
         ("password = 'x'\npassword-file = 'y'\n", 2, "keep one"),
         ("password-file = '/no/such/file'\n", 1, "cannot read"),
     ] {
-        let told = toml(text);
-        assert!(told.starts_with(&format!("simba.toml, line {line}: ")), "{text:?}: {told}");
-        assert!(told.contains(cure), "{text:?}: {told}");
+        let error = toml(text);
+        assert!(error.starts_with(&format!("simba.toml, line {line}: ")), "{text:?}: {error}");
+        assert!(error.contains(fix), "{text:?}: {error}");
     }
     assert!(refusal(Ok(variables(&[("SIMBA_TTL", "ten")]))).starts_with("the variable SIMBA_TTL: "));
 }
 
 #[test]
-fn a_secret_comes_from_elsewhere_and_is_told_to_nobody() {
+fn password_is_read_from_a_file_and_is_not_in_debug_output() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("secret");
     std::fs::write(&file, "hunter2\n").unwrap();
@@ -86,13 +86,13 @@ fn a_secret_comes_from_elsewhere_and_is_told_to_nobody() {
     let settings = config.resolve().unwrap();
     assert_eq!(settings.url.password(), Some("hunter2"));
     let environment = variables(&[("SIMBA_URL", "redis://user:hunter2@h"), ("SIMBA_PASSWORD", "hunter2")]);
-    for told in [format!("{config:?}"), format!("{settings:?}"), format!("{environment:?}")] {
-        assert!(!told.contains("hunter2"), "{told}");
+    for debug in [format!("{config:?}"), format!("{settings:?}"), format!("{environment:?}")] {
+        assert!(!debug.contains("hunter2"), "{debug}");
     }
 }
 
 #[test]
-fn variables_of_others_are_left_alone() {
+fn other_variables_are_ignored() {
     let config = variables(&[
         ("SIMBA_MUTEX", "orders"),
         ("SIMBA_CONTENDER_ID", "x"),
@@ -108,16 +108,16 @@ fn variables_of_others_are_left_alone() {
 }
 
 #[test]
-fn misspelt_variable_is_refused_whatever_else_is_set() {
+fn misspelt_variable_is_refused_even_if_the_correct_one_is_set() {
     let config =
         variables(&[("SIMBA_URL", "sqlite:a.db"), ("SIMBA_URI", "redis://canary")]).url("sqlite:b.db");
-    let told = refusal(Ok(config));
-    assert!(told.starts_with("the variable SIMBA_URI: ") && told.contains("SIMBA_URL"), "{told}");
-    assert!(!told.contains("canary"), "{told}");
+    let error = refusal(Ok(config));
+    assert!(error.starts_with("the variable SIMBA_URI: ") && error.contains("SIMBA_URL"), "{error}");
+    assert!(!error.contains("canary"), "{error}");
 }
 
 #[test]
-fn a_file_is_read_by_its_name() {
+fn format_of_a_file_is_selected_by_its_extension() {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in [("a.toml", "ttl = '3s'\n"), ("a.yaml", "ttl: 3s\n"), ("a.yml", "ttl: 3s\n")] {
         let path = dir.path().join(name);

@@ -1,30 +1,30 @@
-//! The variables of the environment: which are settings, and which are probably misspelt ones.
+//! Environment variables: which are settings, and which are probably misspelt.
 
 use super::keys::{self, KEYS, Key, STORES};
 
-/// What all our variables begin with.
+/// The prefix of all variables of Simba.
 const PREFIX: &str = "SIMBA_";
 
-/// The variables that the command reads or sets for the commands that it runs. They are no settings.
+/// The variables that the command line reads, or sets for the commands that it runs. They are no settings.
 const OF_THE_COMMAND: [&str; 5] =
     ["SIMBA_CONFIG", "SIMBA_LOG", "SIMBA_MUTEX", "SIMBA_CONTENDER_ID", "SIMBA_FENCING_TOKEN"];
 
-/// How many letters a misspelt name may differ in.
-const TYPO: usize = 2;
+/// The greatest edit distance of a name that counts as misspelt.
+const MAX_DISTANCE: usize = 2;
 
-/// What a variable is to us.
+/// The kind of a variable.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Variable {
     Setting(Key),
-    /// Probably meant to be this one.
+    /// Probably a misspelling of this name.
     Misspelt(String),
-    /// Begins like ours, and is not known.
+    /// Unknown, with the prefix of Simba.
     Unknown,
-    /// Not ours, or not a setting.
+    /// Of another program, or no setting.
     Other,
 }
 
-/// Tells what a variable of this name is.
+/// Returns the kind of the variable with this name.
 pub(super) fn classify(name: &str) -> Variable {
     if let Some(key) = setting(name) {
         return Variable::Setting(key);
@@ -35,8 +35,9 @@ pub(super) fn classify(name: &str) -> Variable {
     if is_from_kubernetes(name) {
         return Variable::Unknown;
     }
-    let near = known().map(|known| (distance(name, &known), known)).filter(|(distance, _)| *distance <= TYPO);
-    near.min().map_or(Variable::Unknown, |(_, known)| Variable::Misspelt(known))
+    let distances = known().map(|known| (distance(name, &known), known));
+    let similar = distances.filter(|(distance, _)| *distance <= MAX_DISTANCE);
+    similar.min().map_or(Variable::Unknown, |(_, known)| Variable::Misspelt(known))
 }
 
 /// Returns the setting that a variable names: `SIMBA_TTL`, `SIMBA_REDIS_TTL`.
@@ -49,7 +50,7 @@ fn setting(name: &str) -> Option<Key> {
     Some(Key { store: Some(keys::store(store)?), name: keys::key(rest)? })
 }
 
-/// Returns all names that we know.
+/// Returns all known names.
 fn known() -> impl Iterator<Item = String> {
     let stores = STORES.iter().map(|(store, _)| format!("{PREFIX}{store}_"));
     let prefixes = std::iter::once(PREFIX.to_owned()).chain(stores);
@@ -58,22 +59,22 @@ fn known() -> impl Iterator<Item = String> {
     settings.chain(OF_THE_COMMAND.map(str::to_owned))
 }
 
-/// Returns whether Kubernetes sets a variable of this name in every container when a Service is called `simba` or
-/// `simba-…`. `SIMBA_PORT` is as near to `SIMBA_POLL` as a typo.
+/// Returns whether Kubernetes sets a variable with this name in every container when a Service is called `simba` or
+/// `simba-…`. By its distance, `SIMBA_PORT` would count as a misspelt `SIMBA_POLL`.
 fn is_from_kubernetes(name: &str) -> bool {
     name.ends_with("_PORT")
         || ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"].iter().any(|part| name.contains(part))
 }
 
-/// Returns how many letters have to be changed, added or left out to make one text of the other.
+/// Returns the edit distance (Levenshtein) of two texts.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (at, letter) in one.chars().enumerate() {
         let mut diagonal = row[0];
         row[0] = at + 1;
-        for (column, wanted) in other.iter().enumerate() {
-            let changed = diagonal + usize::from(letter != *wanted);
+        for (column, expected) in other.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *expected);
             diagonal = row[column + 1];
             row[column + 1] = changed.min(row[column] + 1).min(diagonal + 1);
         }
@@ -100,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn near_miss_names_the_variable_that_is_meant() {
-        for (name, meant) in [
+    fn misspelt_variable_names_the_intended_one() {
+        for (name, intended) in [
             ("SIMBA_URI", "SIMBA_URL"),
             ("SIMBA_ULR", "SIMBA_URL"),
             ("SIMBA_TTLS", "SIMBA_TTL"),
@@ -111,12 +112,12 @@ mod tests {
             ("SIMBA_CONFG", "SIMBA_CONFIG"),
             ("SIMBA_LOGS", "SIMBA_LOG"),
         ] {
-            assert_eq!(classify(name), Variable::Misspelt(meant.into()), "{name}");
+            assert_eq!(classify(name), Variable::Misspelt(intended.into()), "{name}");
         }
     }
 
     #[test]
-    fn known_variables_are_settings_or_of_the_command() {
+    fn known_variables_are_settings_or_of_the_command_line() {
         for name in known() {
             let expected = OF_THE_COMMAND.contains(&name.as_str());
             assert_eq!(classify(&name) == Variable::Other, expected, "{name}");
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_of_kubernetes_and_of_our_tests_are_not_refused() {
+    fn variables_of_kubernetes_and_of_tests_are_not_refused() {
         let services =
             ["SIMBA", "SIMBA_REDIS", "SIMBA_SQLITE", "SIMBA_MYSQL", "SIMBA_POSTGRES", "SIMBA_ETCD"];
         let parts = [

@@ -1,4 +1,4 @@
-//! A server in between that refuses statements by the number that it is told.
+//! A proxy that answers statements with a chosen error code.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use tokio::sync::Mutex;
 const QUERY: u8 = 0x03;
 const EXECUTE: u8 = 0x17;
 
-/// Refuses the next statements instead of passing them on.
+/// Refuses the next statements instead of forwarding them.
 #[derive(Clone, Default)]
 pub(crate) struct Injector {
     code: Arc<AtomicU16>,
-    left: Arc<AtomicUsize>,
-    struck: Arc<AtomicUsize>,
-    /// What a statement contains that is kept back.
-    kept: Arc<std::sync::Mutex<Option<&'static str>>>,
+    remaining: Arc<AtomicUsize>,
+    injected: Arc<AtomicUsize>,
+    /// A text; statements that contain it hang.
+    hang_on: Arc<std::sync::Mutex<Option<&'static str>>>,
 }
 
 impl Injector {
-    /// Stands in front of `upstream`; where it listens.
+    /// Starts the proxy in front of `upstream`; returns it and its address.
     pub(crate) async fn start(upstream: SocketAddr) -> (Self, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -41,17 +41,17 @@ impl Injector {
     /// Answers the next `count` statements with this error.
     pub(crate) fn refuse(&self, code: u16, count: usize) {
         self.code.store(code, Ordering::SeqCst);
-        self.left.store(count, Ordering::SeqCst);
+        self.remaining.store(count, Ordering::SeqCst);
     }
 
-    /// Keeps back every statement that contains this text, and whatever follows it on its connection, for ever.
-    pub(crate) fn keep_back(&self, text: &'static str) {
-        *self.kept.lock().unwrap() = Some(text);
+    /// Never forwards a statement that contains this text, nor anything after it on the same connection.
+    pub(crate) fn hang(&self, text: &'static str) {
+        *self.hang_on.lock().unwrap() = Some(text);
     }
 
-    /// How many statements it has refused or kept back.
-    pub(crate) fn struck(&self) -> usize {
-        self.struck.load(Ordering::SeqCst)
+    /// Returns the number of statements that were refused or left hanging.
+    pub(crate) fn injected(&self) -> usize {
+        self.injected.load(Ordering::SeqCst)
     }
 
     async fn serve(self, client: TcpStream, server: TcpStream) {
@@ -61,7 +61,7 @@ impl Injector {
         let (mut from_server, to_server) = server.into_split();
         let to_client = Arc::new(Mutex::new(to_client));
         let replies = Arc::clone(&to_client);
-        let down = tokio::spawn(async move {
+        let downstream = tokio::spawn(async move {
             let mut buffer = vec![0; 1 << 16];
             while let Ok(read @ 1..) = from_server.read(&mut buffer).await {
                 if replies.lock().await.write_all(&buffer[..read]).await.is_err() {
@@ -70,12 +70,12 @@ impl Injector {
             }
             let _ = replies.lock().await.shutdown().await;
         });
-        let _ = self.pass(from_client, to_server, &to_client).await;
-        down.abort();
+        let _ = self.forward(from_client, to_server, &to_client).await;
+        downstream.abort();
     }
 
-    /// Passes packets on, one at a time, or answers them.
-    async fn pass(
+    /// Forwards packets one at a time, or answers them.
+    async fn forward(
         &self,
         mut client: OwnedReadHalf,
         mut server: OwnedWriteHalf,
@@ -88,19 +88,19 @@ impl Injector {
             let mut body = vec![0; length];
             client.read_exact(&mut body).await?;
             let statement = header[3] == 0 && matches!(body.first(), Some(&QUERY | &EXECUTE));
-            let kept = *self.kept.lock().unwrap();
+            let hang_on = *self.hang_on.lock().unwrap();
             let contains = |text: &str| body.windows(text.len()).any(|part| part == text.as_bytes());
-            if statement && kept.is_some_and(contains) {
-                self.struck.fetch_add(1, Ordering::SeqCst);
+            if statement && hang_on.is_some_and(contains) {
+                self.injected.fetch_add(1, Ordering::SeqCst);
                 std::future::pending::<()>().await;
             }
-            let strike = statement
+            let is_refused = statement
                 && self
-                    .left
-                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+                    .remaining
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |remaining| remaining.checked_sub(1))
                     .is_ok();
-            if strike {
-                self.struck.fetch_add(1, Ordering::SeqCst);
+            if is_refused {
+                self.injected.fetch_add(1, Ordering::SeqCst);
                 replies.lock().await.write_all(&refusal(self.code.load(Ordering::SeqCst))).await?;
             } else {
                 server.write_all(&header).await?;
@@ -110,7 +110,7 @@ impl Injector {
     }
 }
 
-/// An error packet, as a server sends it.
+/// Returns an error packet, as a server sends it.
 fn refusal(code: u16) -> Vec<u8> {
     let mut body = vec![0xff];
     body.extend(code.to_le_bytes());

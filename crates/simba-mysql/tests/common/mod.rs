@@ -2,6 +2,7 @@
 
 #![allow(
     dead_code,
+    unused_imports,
     clippy::unwrap_used,
     reason = "every test file uses a part of it, and fails by panicking"
 )]
@@ -9,28 +10,29 @@
 pub(crate) mod injector;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts};
-use simba_core::{Backend, ConnectUrl, async_trait};
+use simba_core::spi::{Backend, ConnectUrl, async_trait};
 use simba_mysql::{MySqlBackend, MySqlConfig};
 use simba_servers::Setup;
-use simba_tck::{Connection, FaultProxy, Fixture, Profile};
+use simba_tck::{Connection, Fixture, Profile};
+use simba_test_support::behind_proxy;
+pub(crate) use simba_test_support::name_for as name;
 use tokio::sync::OnceCell;
 
-/// The user with the documented rights and no other.
+/// The user with only the documented rights.
 pub(crate) const USER: &str = "simba_least";
 pub(crate) const PASSWORD: &str = "least-of-all";
 
-/// The servers that the tests run on. Both are shared; a test can start one of its own.
+/// The servers that the tests run on. Both are shared; a test can start a private one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Product {
     MariaDb,
     MySql,
 }
 
-static FURNISHED: [OnceCell<()>; 2] = [OnceCell::const_new(), OnceCell::const_new()];
+static PREPARED: [OnceCell<()>; 2] = [OnceCell::const_new(), OnceCell::const_new()];
 
 impl Product {
     const fn variable(self) -> &'static str {
@@ -40,24 +42,24 @@ impl Product {
         }
     }
 
-    /// Returns the URL of the shared server, with the right to do everything.
+    /// Returns the URL of the shared server, with all rights.
     pub(crate) fn admin_url(self) -> String {
         simba_servers::shared(self.variable())
     }
 
-    /// Returns the address of the shared server, which has the table and the user with the least rights.
+    /// Returns the address of the shared server, with the table and the least-privilege user created.
     pub(crate) async fn shared(self) -> SocketAddr {
         let url = self.admin_url();
-        FURNISHED[self as usize].get_or_init(|| furnish(&url)).await;
+        PREPARED[self as usize].get_or_init(|| prepare(&url)).await;
         address_of(&url)
     }
 
-    /// Returns the shared server as the kit wants it.
+    /// Returns the shared server as a fixture of the conformance suite.
     pub(crate) fn fixture(self) -> MySql {
         MySql { shared: Some(self), address: address_of(&self.admin_url()), keys: String::new() }
     }
 
-    /// Returns a server of one's own, to be started.
+    /// Returns the setup of a private server.
     pub(crate) const fn setup(self) -> Setup {
         match self {
             Self::MariaDb => Setup::mariadb(),
@@ -86,24 +88,21 @@ macro_rules! on_both_servers {
     };
 }
 
-/// The URL of the shared MariaDB, with the right to do everything.
+/// Returns the URL of the shared MariaDB, with all rights.
 pub(crate) fn admin_url() -> String {
     Product::MariaDb.admin_url()
 }
 
-/// A connection with the right to do everything.
+/// Opens a connection with all rights.
 pub(crate) async fn admin(url: &str) -> Conn {
     let opts = Opts::from_url(url).unwrap();
     let opts = mysql_async::OptsBuilder::from_opts(opts).prefer_socket(false);
     Conn::new(opts).await.unwrap()
 }
 
-/// Makes the table and the user with the least rights, as the documents say.
-pub(crate) async fn furnish(url: &str) {
-    let config = MySqlConfig::from_url(&url.parse().unwrap()).unwrap().with_connections(1).unwrap();
-    // A server that has just started on a busy machine takes its time.
-    let config = config.with_connect_timeout(std::time::Duration::from_secs(30)).unwrap();
-    let backend = MySqlBackend::connect(config).await.unwrap();
+/// Creates the table and the least-privilege user, as documented.
+pub(crate) async fn prepare(url: &str) {
+    let backend = MySqlBackend::connect(config(url).with_connections(1).unwrap()).await.unwrap();
     backend.operate().unwrap().apply_schema().await.unwrap();
     let mut admin = admin(url).await;
     for grant in grants("simba_mutex") {
@@ -112,7 +111,7 @@ pub(crate) async fn furnish(url: &str) {
     admin.disconnect().await.unwrap();
 }
 
-/// What the documents say to type.
+/// Returns the documented statements.
 pub(crate) fn grants(table: &str) -> [String; 2] {
     [
         format!("CREATE USER IF NOT EXISTS '{USER}'@'%' IDENTIFIED BY '{PASSWORD}'"),
@@ -120,26 +119,37 @@ pub(crate) fn grants(table: &str) -> [String; 2] {
     ]
 }
 
-/// The URL of the least-privilege user at this address.
+/// Returns the URL of the least-privilege user at this address.
 pub(crate) fn least_url(address: impl std::fmt::Display) -> String {
     format!("mysql://{USER}:{PASSWORD}@{address}/simba")
 }
 
-/// Where a URL leads.
+/// Returns the address in a URL.
 pub(crate) fn address_of(url: &str) -> SocketAddr {
     let url: ConnectUrl = url.parse().unwrap();
     format!("{}:{}", url.hosts()[0].name, url.hosts()[0].port.unwrap()).parse().unwrap()
 }
 
-pub(crate) async fn connect(url: &str) -> MySqlBackend {
-    MySqlBackend::connect(MySqlConfig::from_url(&url.parse().unwrap()).unwrap()).await.unwrap()
+/// Returns the configuration of this URL. The default connect timeout is longer here: a login takes long on a
+/// busy machine.
+pub(crate) fn config(url: &str) -> MySqlConfig {
+    let url: ConnectUrl = url.parse().unwrap();
+    let config = MySqlConfig::from_url(&url).unwrap();
+    match url.query("connect-timeout") {
+        Some(_) => config,
+        None => config.with_connect_timeout(std::time::Duration::from_secs(30)).unwrap(),
+    }
 }
 
-/// A server, as the least-privilege user, through a network that can be broken.
+pub(crate) async fn connect(url: &str) -> MySqlBackend {
+    MySqlBackend::connect(config(url)).await.unwrap()
+}
+
+/// A server, as the least-privilege user, behind a fault proxy.
 pub(crate) struct MySql {
     shared: Option<Product>,
     address: SocketAddr,
-    /// What stands after the `?` of the URL.
+    /// The query string of the URL.
     keys: String,
 }
 
@@ -163,10 +173,10 @@ impl Fixture for MySql {
         if let Some(product) = self.shared {
             product.shared().await;
         }
-        let proxy = Arc::new(FaultProxy::start(self.address).await.unwrap());
-        let url = format!("{}?{}", least_url(proxy.address()), self.keys);
-        let url = url.trim_end_matches('?');
-        Connection::new(connect(url).await, proxy)
+        let url = |address| format!("{}?{}", least_url(address), self.keys);
+        let connect = |address| MySqlBackend::connect(config(url(address).trim_end_matches('?')));
+        let (backend, proxy) = behind_proxy(self.address, connect).await;
+        Connection::new(backend, proxy)
     }
 
     fn profile(&self) -> Profile {
@@ -183,7 +193,7 @@ impl simba_tck::Shared for MySql {
         self.address.to_string()
     }
 
-    /// The process that started this one has furnished the server.
+    /// The parent process has prepared the server.
     fn attach(address: &str) -> Self {
         Self::at(address.parse().unwrap())
     }
@@ -221,43 +231,31 @@ impl simba_tck::Shared for OnMySql {
     }
 }
 
-/// Waiters are woken by one poll for all, in no order across processes; the table tells no token.
+/// Returns what the tests expect: waiters are notified by polls, in no order across processes; the table
+/// shows no token.
 pub(crate) fn profile() -> Profile {
     Profile::default().with_fifo(false).with_token_visible_to_observers(false)
 }
 
-/// A name that no other test has.
-pub(crate) fn name(kind: &str) -> simba_core::MutexName {
-    let id = simba_core::ContenderId::generate();
-    simba_core::MutexName::new(format!("{kind}-{}", &id.as_str()[..12])).unwrap()
-}
-
-/// A lease that survives a machine that stands still for two seconds.
+/// Returns a lease that survives a pause of the machine of two seconds.
 pub(crate) fn lease() -> simba_core::Lease {
     let three = std::time::Duration::from_secs(3);
     simba_core::Lease::new(three, three).unwrap()
 }
 
-/// Returns the address of the shared MariaDB, which has the table and the user with the least rights.
+/// Returns the address of the shared MariaDB, with the table and the least-privilege user created.
 pub(crate) async fn shared() -> SocketAddr {
     Product::MariaDb.shared().await
 }
 
-/// Waits for a state that gives no signal.
+/// Polls for a state that sends no signal.
 pub(crate) async fn until(what: &str, reached: impl Fn() -> bool + Send + Sync) {
-    let look = async {
-        while !reached() {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(std::time::Duration::from_secs(30), look)
-        .await
-        .unwrap_or_else(|_| panic!("never: {what}"));
+    simba_test_support::until_within(std::time::Duration::from_secs(30), what, reached).await;
 }
 
-/// A server of this test's own, furnished.
+/// Starts a private server for one test, with the table and the least-privilege user.
 pub(crate) async fn private(setup: Setup) -> simba_servers::Server {
     let server = tokio::task::spawn_blocking(|| setup.start().unwrap()).await.unwrap();
-    furnish(&server.url()).await;
+    prepare(&server.url()).await;
     server
 }

@@ -1,4 +1,4 @@
-//! TLS as the backends offer it: three ways to check the server, one's own authority, a client certificate.
+//! TLS settings of the backends: three levels of server verification, custom authorities, a client certificate.
 
 mod pem;
 mod verifier;
@@ -9,23 +9,24 @@ use std::sync::Arc;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
-use simba_core::{ConnectUrl, Error, ErrorKind, Result};
+use simba_core::spi::ConnectUrl;
+use simba_core::{Error, ErrorKind, Result};
 
 use verifier::{AnyCertificate, AnyName};
 
-/// How much of the server's certificate is checked.
+/// How the server's certificate is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Verify {
-    /// That an authority we trust signed it, for the host that we asked for.
+    /// A trusted authority signed it, for the host of the connection.
     Full,
-    /// That an authority we trust signed it, for whatever host. Any of its customers can pose as the server.
+    /// A trusted authority signed it, for any host. Each customer of that authority can impersonate the server.
     Ca,
-    /// Nothing: what is sent is encrypted, but anyone in between can pose as the server.
+    /// Not at all. The traffic is encrypted, but an attacker on the network can impersonate the server.
     Nothing,
 }
 
-/// What to ask of an encrypted connection.
+/// The settings of an encrypted connection.
 ///
 /// # Examples
 ///
@@ -47,17 +48,17 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Checks this much, against the well-known public authorities.
+    /// Creates settings with this verification, against the well-known public authorities.
     pub const fn new(verify: Verify) -> Self {
         Self { verify, ca: None, identity: None, server_name: None }
     }
 
-    /// What the keys `tls`, `tls-ca`, `tls-cert`, `tls-key` and `tls-name` of a URL ask for; nothing without the first,
-    /// unless the scheme `always` means TLS.
+    /// Reads the keys `tls`, `tls-ca`, `tls-cert`, `tls-key` and `tls-name` of a URL. Returns `None` without `tls`,
+    /// unless the URL's scheme `always` means TLS.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] for a value that makes no sense, or a key without the one that it goes with.
+    /// [`ErrorKind::Invalid`] for an invalid value, or a key whose counterpart is missing.
     pub fn from_url(url: &ConnectUrl, always: bool) -> Result<Option<Self>> {
         let verify = match url.query("tls") {
             None if !always => {
@@ -70,7 +71,7 @@ impl Tls {
             None | Some("full") => Verify::Full,
             Some("ca") => Verify::Ca,
             Some("nothing") => Verify::Nothing,
-            Some(_) => return Err(invalid("`tls` in the URL is none of `full`, `ca` and `nothing`")),
+            Some(_) => return Err(invalid("`tls` in the URL is not `full`, `ca` or `nothing`")),
         };
         let mut tls = Self::new(verify);
         if let Some(ca) = url.query("tls-ca") {
@@ -86,67 +87,67 @@ impl Tls {
         }
     }
 
-    /// Trusts the authorities in this PEM file, and no other.
+    /// Trusts only the authorities in this PEM file.
     pub fn with_ca(self, path: impl Into<PathBuf>) -> Self {
         Self { ca: Some(path.into()), ..self }
     }
 
-    /// Shows the server the certificate in this PEM file, with the key in that one.
+    /// Authenticates to the server with a certificate and its key, both from PEM files.
     pub fn with_identity(self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         Self { identity: Some((certificate.into(), key.into())), ..self }
     }
 
-    /// Expects a certificate for this name instead of the host that is connected to.
+    /// Expects a certificate for this name instead of the host of the connection.
     pub fn with_server_name(self, name: impl Into<String>) -> Self {
         Self { server_name: Some(name.into()), ..self }
     }
 
-    /// How much is checked.
+    /// Returns how the server's certificate is verified.
     #[must_use]
     pub const fn verify(&self) -> Verify {
         self.verify
     }
 
-    /// The file with the authorities to trust, if not the public ones.
+    /// Returns the file with the authorities to trust, or `None` for the public ones.
     #[must_use]
     pub fn ca(&self) -> Option<&Path> {
         self.ca.as_deref()
     }
 
-    /// The files with the client's certificate and key.
+    /// Returns the files with the client's certificate and key.
     #[must_use]
     pub fn identity(&self) -> Option<(&Path, &Path)> {
         self.identity.as_ref().map(|(certificate, key)| (certificate.as_path(), key.as_path()))
     }
 
-    /// The name that the certificate of `host` must be for.
+    /// Returns the name that the certificate of `host` must contain.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] if it can be no host's name.
+    /// [`ErrorKind::Invalid`] if it is not a valid host name.
     pub fn server_name(&self, host: &str) -> Result<ServerName<'static>> {
         let name = self.server_name.as_deref().unwrap_or(host);
         ServerName::try_from(name.to_owned()).map_err(|error| {
-            Error::new(ErrorKind::Invalid, format!("`{name}` can be no server's name in a certificate"))
+            Error::new(ErrorKind::Invalid, format!("`{name}` is not a valid server name for a certificate"))
                 .with_source(error)
         })
     }
 
-    /// What rustls needs for a connection of this kind.
+    /// Returns these settings as a configuration for rustls.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] with the file that cannot be read or holds something else.
+    /// [`ErrorKind::Config`] if a file cannot be read or has the wrong content. The message names the file.
     pub fn client_config(&self) -> Result<Arc<ClientConfig>> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|error| config("this build of rustls has no TLS version to offer", error))?;
+            .map_err(|error| config("this build of rustls supports no TLS version", error))?;
         let builder = match self.verify {
             Verify::Full => builder.with_root_certificates(self.roots()?),
             Verify::Ca => {
                 let verifier = AnyName::new(self.roots()?, provider)
-                    .map_err(|error| config("the authorities to trust are of no use", error))?;
+                    .map_err(|error| config("the authorities to trust cannot be used", error))?;
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
             }
             Verify::Nothing => {
@@ -174,7 +175,7 @@ impl Tls {
             Some(path) => {
                 for certificate in pem::certificates(path)? {
                     roots.add(certificate).map_err(|error| {
-                        config(&format!("`{}` holds no authority's certificate", path.display()), error)
+                        config(&format!("`{}` contains no CA certificate", path.display()), error)
                     })?;
                 }
             }

@@ -1,4 +1,4 @@
-//! Handshakes without a network, with certificates of our own.
+//! Handshakes without a network, with generated certificates.
 
 use std::io::{Read as _, Write as _};
 
@@ -24,7 +24,7 @@ impl Server {
         self.certificates.path(name)
     }
 
-    /// One that asks for a client's certificate, if `wants_client`.
+    /// Returns a configuration that requires a client certificate if `wants_client`.
     fn config(&self, wants_client: bool) -> Arc<ServerConfig> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -41,24 +41,24 @@ impl Server {
         Arc::new(builder.with_single_cert(certificate, pem::key(&self.path("server.key")).unwrap()).unwrap())
     }
 
-    /// Whether a client gets a word through to the server, and its certificate if that asks for one.
-    fn lets_in(&self, tls: &Tls, host: &str, wants_client: bool) -> bool {
+    /// Returns whether the handshake succeeds and the server receives the client's bytes.
+    fn accepts(&self, tls: &Tls, host: &str, wants_client: bool) -> bool {
         let name = tls.server_name(host).unwrap();
         let mut client = ClientConnection::new(tls.client_config().unwrap(), name).unwrap();
         let mut server = ServerConnection::new(self.config(wants_client)).unwrap();
         client.writer().write_all(b"hello").unwrap();
         for _ in 0..10 {
-            if !passed(&mut client, &mut server) || !passed(&mut server, &mut client) {
+            if !transfer(&mut client, &mut server) || !transfer(&mut server, &mut client) {
                 return false;
             }
         }
-        let mut word = [0; 5];
-        server.reader().read_exact(&mut word).is_ok() && &word == b"hello"
+        let mut received = [0; 5];
+        server.reader().read_exact(&mut received).is_ok() && &received == b"hello"
     }
 }
 
-/// Carries over what one has to say; false if the other refuses it.
-fn passed<A, B, C, D>(from: &mut A, to: &mut B) -> bool
+/// Moves the pending bytes of one side to the other; false if the receiver rejects them.
+fn transfer<A, B, C, D>(from: &mut A, to: &mut B) -> bool
 where
     A: std::ops::DerefMut<Target = rustls::ConnectionCommon<C>>,
     B: std::ops::DerefMut<Target = rustls::ConnectionCommon<D>>,
@@ -80,7 +80,7 @@ where
 }
 
 #[test]
-fn each_way_to_verify_lets_in_what_it_says_and_no_more() {
+fn each_level_of_verification_accepts_exactly_what_it_states() {
     let server = Server::new();
     let (ours, other) = (server.path("ca.pem"), server.path("other-ca.pem"));
     for (verify, ca, host, wanted) in [
@@ -96,7 +96,7 @@ fn each_way_to_verify_lets_in_what_it_says_and_no_more() {
     ] {
         let tls = Tls::new(verify);
         let tls = ca.map_or(tls.clone(), |ca| tls.with_ca(ca));
-        assert_eq!(server.lets_in(&tls, host, false), wanted, "{tls:?} at {host}");
+        assert_eq!(server.accepts(&tls, host, false), wanted, "{tls:?} at {host}");
     }
 }
 
@@ -104,20 +104,20 @@ fn each_way_to_verify_lets_in_what_it_says_and_no_more() {
 fn another_name_can_be_expected() {
     let server = Server::new();
     let tls = Tls::new(Verify::Full).with_ca(server.path("ca.pem")).with_server_name("localhost");
-    assert!(server.lets_in(&tls, "127.0.0.1", false));
+    assert!(server.accepts(&tls, "127.0.0.1", false));
 }
 
 #[test]
-fn a_client_shows_its_certificate() {
+fn a_client_authenticates_with_its_certificate() {
     let server = Server::new();
     let tls = Tls::new(Verify::Full).with_ca(server.path("ca.pem"));
-    assert!(!server.lets_in(&tls, "localhost", true));
+    assert!(!server.accepts(&tls, "localhost", true));
     let tls = tls.with_identity(server.path("client.pem"), server.path("client.key"));
-    assert!(server.lets_in(&tls, "localhost", true));
+    assert!(server.accepts(&tls, "localhost", true));
 }
 
 #[test]
-fn a_file_of_no_use_is_named_and_not_repeated() {
+fn the_error_for_an_invalid_file_names_it_and_does_not_quote_it() {
     let server = Server::new();
     let (pem, key) = (server.path("client.pem"), server.path("client.key"));
     let wrong = Tls::new(Verify::Full);
@@ -134,6 +134,6 @@ fn a_file_of_no_use_is_named_and_not_repeated() {
 }
 
 #[test]
-fn a_name_that_no_certificate_can_have_is_refused() {
+fn an_invalid_server_name_is_rejected() {
     assert_eq!(Tls::new(Verify::Full).server_name("no host").unwrap_err().kind(), ErrorKind::Invalid);
 }

@@ -1,4 +1,4 @@
-//! Checks that stop short of the host's name. Both still check that the peer has the key of its certificate.
+//! Verifiers that do not check the host name. Both check that the server has the key of its certificate.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::VerifierBuilderError;
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// Takes a certificate of an authority that is trusted, whatever name it is for.
+/// A verifier that accepts a certificate of a trusted authority for any name.
 #[derive(Debug)]
 pub(super) struct AnyName(Arc<WebPkiServerVerifier>);
 
@@ -32,7 +32,7 @@ impl ServerCertVerifier for AnyName {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            // The name is checked last: all else is in order.
+            // The name is checked last, so everything else is valid.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) => Ok(ServerCertVerified::assertion()),
@@ -63,7 +63,7 @@ impl ServerCertVerifier for AnyName {
     }
 }
 
-/// Takes any certificate.
+/// A verifier that accepts any certificate.
 #[derive(Debug)]
 pub(super) struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -1,9 +1,13 @@
--- Leaves the queue, under the lock of the row: whoever frees the mutex at the same time sees it, or is seen.
-WITH asked AS (
+-- Deletes the queue entry, and changes the row so that a concurrent release sees the deletion. Returns whether the mutex
+-- is free and may have a waiter. The entry is deleted in any case. A
+-- locked row is not changed and returns nothing: repeat it until it does.
+WITH due AS (
+    SELECT h.mutex FROM {mutex} h WHERE {unsynced} AND h.mutex = $1 FOR NO KEY UPDATE SKIP LOCKED
+), mutex_row AS (
     UPDATE {mutex} m SET waited = CASE WHEN m.waited > 0 THEN m.waited + 1 ELSE m.waited - 1 END
-    WHERE {bound} m.mutex = $1
-    RETURNING m.until <= clock_timestamp() AS free, m.waited
-), gone AS (
-    DELETE FROM {waiter} w USING asked WHERE w.mutex = $1 AND w.session = $2
+    FROM due WHERE m.mutex = $1
+    RETURNING m.until <= clock_timestamp() AND m.waited > 0 AS wakes
+), deleted AS (
+    DELETE FROM {waiter} w WHERE w.mutex = $1 AND w.session = $2
 )
-SELECT free AND waited > 0 FROM asked
+SELECT wakes FROM mutex_row

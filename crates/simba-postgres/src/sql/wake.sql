@@ -1,4 +1,4 @@
--- Wakes the next waiter if the mutex is free, and all who watch it. Tells whether anybody waits or watches.
+-- Notifies the next waiter if the mutex is free, and all watchers. Returns whether there are waiters and watchers.
 SELECT
     m.waited,
     CASE WHEN m.until <= clock_timestamp() THEN ({next})

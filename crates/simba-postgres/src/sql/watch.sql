@@ -1,11 +1,12 @@
--- Lets everyone who takes or frees these mutexes tell the channel $2. A row that another transaction has locked is
--- left out, and costs the others nothing. Returns the mutexes that are watched now.
-WITH made AS (
+-- Makes acquisitions and releases of these mutexes notify the channel $2. Skips rows that another transaction has
+-- locked, and inserts only rows that do not exist, so that none delays the others. Returns the mutexes that are watched
+-- now.
+WITH created AS (
     INSERT INTO {mutex} (mutex, owner, session, token, acquired_at, renewed_at, ttl_at, until, watched)
     SELECT n.mutex, '', '', 0, 'epoch', 'epoch', 'epoch', 'epoch', 1
     FROM unnest($1::text[]) AS n (mutex)
-    WHERE {bound} true
-    -- In the order of their names, so that two handles never wait for each other.
+    WHERE {unsynced} AND NOT EXISTS (SELECT FROM {mutex} e WHERE e.mutex = n.mutex)
+    -- Ordered by name, so that two handles cannot deadlock.
     ORDER BY n.mutex COLLATE "C"
     ON CONFLICT (mutex) DO NOTHING
     RETURNING mutex
@@ -13,13 +14,13 @@ WITH made AS (
     SELECT n.mutex FROM unnest($1::text[]) AS n (mutex)
     CROSS JOIN LATERAL (
         SELECT FROM {mutex} h WHERE h.mutex = n.mutex FOR NO KEY UPDATE SKIP LOCKED) h
-), asked AS (
+), updated AS (
     UPDATE {mutex} m SET watched = abs(m.watched) + 1
     FROM due WHERE m.mutex = due.mutex AND m.mutex = ANY($1::text[])
     RETURNING m.mutex
 )
 INSERT INTO {waiter} AS w (mutex, session, contender, channel, watches, until)
 SELECT o.mutex, $2, '', $2, true, clock_timestamp() + make_interval(secs => $3)
-FROM (SELECT mutex FROM made UNION ALL SELECT mutex FROM asked) o
+FROM (SELECT mutex FROM created UNION ALL SELECT mutex FROM updated) o
 ON CONFLICT (mutex, session) DO UPDATE SET until = excluded.until
 RETURNING w.mutex::text

@@ -1,44 +1,46 @@
-//! The store under test: the shared PostgreSQL server, as the user with the fewest rights, through a proxy.
+//! The store under test: the shared PostgreSQL server, as the least privileged user, through a proxy.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file takes what it needs")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses a part of it")]
 
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::{
-    Answer, Backend as _, Claim, ConnectUrl, ContenderId, FencingToken, Intent, Lease, MutexName, Operate,
-    Prior, Session,
-};
+use simba_core::spi::{Answer, Backend as _, Claim, ConnectUrl, Intent, Operate, Prior, Session};
+use simba_core::{ContenderId, FencingToken, Lease, MutexName};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::{Server, Setup};
 use simba_tck::{Connection, FaultProxy, Fixture, async_trait};
+use simba_test_support::behind_proxy;
+pub use simba_test_support::name_for as name;
 use tokio_postgres::{Client, NoTls, Transaction};
 
 pub const USER: &str = "simba_app";
 pub const PASSWORD: &str = "simba-app";
 pub const SCHEMA: &str = "simba_tck";
-/// Two test programs that set the server up at once wait for each other.
+/// The key of the advisory lock that serialises the set-up of the server.
 const SETUP: i64 = 0x51_3b_a0;
+/// The timeout for logins and statements on a busy machine, where a test does not depend on it.
+const LONG_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A server, and how to reach it.
+/// A server and its URL.
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// The right to do everything.
+    /// The URL of the superuser.
     pub admin: ConnectUrl,
-    /// More keys for the URLs of the tests.
+    /// Additional keys for the URLs of the tests.
     pub keys: String,
 }
 
 impl Store {
-    /// The server that all tests share.
+    /// Returns the server that all tests share.
     pub fn shared() -> Self {
         Self::at(&simba_servers::shared("SIMBA_TCK_POSTGRES"))
     }
 
     pub fn at(admin: &str) -> Self {
-        Self { admin: admin.parse().expect("the server's URL is one"), keys: String::new() }
+        Self { admin: admin.parse().expect("the server's URL is valid"), keys: String::new() }
     }
 
     pub fn with_keys(self, keys: &str) -> Self {
@@ -50,33 +52,35 @@ impl Store {
         format!("{}:{}", host.name, host.port.expect("a test server has a port")).parse().expect("an address")
     }
 
-    /// A login with the right to do everything, for what a test does by hand.
+    /// Logs in as the superuser.
     pub async fn admin(&self) -> Client {
         let mut login = tokio_postgres::Config::new();
         login.host(self.address().ip().to_string()).port(self.address().port());
         login.user(self.admin.user().expect("a user")).dbname("postgres");
         login.password(self.admin.password().unwrap_or_default());
-        let (client, connection) = login.connect(NoTls).await.expect("the server lets its owner in");
+        let (client, connection) = login.connect(NoTls).await.expect("the superuser can log in");
         tokio::spawn(connection);
         client.batch_execute(&format!("SET search_path = {SCHEMA}, public")).await.expect("a setting");
         client
     }
 
-    /// Where the tables are, for the user with the fewest rights.
+    /// Returns the configuration for the least privileged user.
     pub fn config(&self, address: SocketAddr) -> PostgresConfig {
         let url = format!("postgres://{USER}:{PASSWORD}@{address}/postgres?schema={SCHEMA}{}", self.keys);
-        PostgresConfig::from_url(&url.parse().expect("a URL")).expect("a configuration")
+        let config = PostgresConfig::from_url(&url.parse().expect("a URL")).expect("a configuration");
+        config.with_connect_timeout(LONG_TIMEOUT)
     }
 
-    /// The same for the owner of the tables.
+    /// Returns the configuration for the owner of the tables.
     pub fn owner_config(&self) -> PostgresConfig {
         let (user, password) =
             (self.admin.user().expect("a user"), self.admin.password().unwrap_or_default());
         let url = format!("postgres://{user}:{password}@{}/postgres?schema={SCHEMA}", self.address());
-        PostgresConfig::from_url(&url.parse().expect("a URL")).expect("a configuration")
+        let config = PostgresConfig::from_url(&url.parse().expect("a URL")).expect("a configuration");
+        config.with_connect_timeout(LONG_TIMEOUT).with_statement_timeout(LONG_TIMEOUT)
     }
 
-    /// Makes the tables and the user, once.
+    /// Creates the tables and the user, once.
     pub async fn set_up(&self) {
         let admin = self.admin().await;
         admin.execute("SELECT pg_advisory_lock($1)", &[&SETUP]).await.expect("a lock");
@@ -89,7 +93,7 @@ impl Store {
             admin.batch_execute(&format!("CREATE SCHEMA IF NOT EXISTS {SCHEMA}")).await.expect("a schema");
             let owner = PostgresBackend::connect(self.owner_config()).await.expect("a connection");
             owner.apply_schema().await.expect("the schema is applied");
-            // The documented grants are all that it gets.
+            // The user gets the documented grants only.
             let role = format!(
                 "BEGIN; CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}'; {}; COMMIT;",
                 self.config(self.address()).grants()
@@ -99,18 +103,17 @@ impl Store {
         admin.execute("SELECT pg_advisory_unlock($1)", &[&SETUP]).await.expect("a lock");
     }
 
-    /// A backend straight at the server, as the user with the fewest rights.
+    /// Connects directly, as the least privileged user. No network fault is injected, so a statement may take long.
     pub async fn backend(&self) -> PostgresBackend {
         self.set_up().await;
-        PostgresBackend::connect(self.config(self.address())).await.expect("a connection")
+        let config = self.config(self.address()).with_statement_timeout(LONG_TIMEOUT);
+        PostgresBackend::connect(config).await.expect("a connection")
     }
 
-    /// A backend behind a proxy, and the proxy.
+    /// Connects through a proxy, and returns both.
     pub async fn proxied(&self) -> (PostgresBackend, Arc<FaultProxy>) {
         self.set_up().await;
-        let proxy = Arc::new(FaultProxy::start(self.address()).await.expect("a proxy"));
-        let backend = PostgresBackend::connect(self.config(proxy.address())).await.expect("a connection");
-        (backend, proxy)
+        behind_proxy(self.address(), |address| PostgresBackend::connect(self.config(address))).await
     }
 }
 
@@ -122,14 +125,14 @@ impl Fixture for Store {
     }
 }
 
-/// A server of its own, for what cannot be done to the shared one.
+/// A private server, for tests that cannot use the shared one.
 pub struct Private {
     pub server: std::sync::Mutex<Server>,
     pub store: Store,
 }
 
 impl Private {
-    /// Starts a server with these settings, and makes the tables and the user.
+    /// Starts a server with these settings, and creates the tables and the user.
     pub async fn start(setup: Setup) -> Self {
         let server = tokio::task::spawn_blocking(move || setup.start().expect("a server"));
         let server = server.await.expect("the start does not panic");
@@ -139,7 +142,7 @@ impl Private {
     }
 
     pub fn server(&self) -> std::sync::MutexGuard<'_, Server> {
-        self.server.lock().expect("nobody panicked with it")
+        self.server.lock().expect("not poisoned")
     }
 }
 
@@ -150,129 +153,144 @@ impl Fixture for Private {
     }
 
     async fn restart(&self) -> bool {
-        tokio::task::block_in_place(|| self.server().restart().expect("the server comes back"));
+        tokio::task::block_in_place(|| self.server().restart().expect("the server restarts"));
         true
     }
 }
 
-/// A name that no other test has.
-pub fn name(what: &str) -> MutexName {
-    let nonce: String = std::iter::repeat_with(fastrand::alphanumeric).take(10).collect();
-    MutexName::new(format!("{what}-{}", nonce.to_lowercase())).expect("a name")
-}
-
-/// A session that waits its turn.
+/// Opens a session that queues.
 pub async fn open(backend: &PostgresBackend, mutex: &MutexName) -> Box<dyn Session> {
     open_as(backend, mutex, Intent::Queue).await
 }
 
 pub async fn open_as(backend: &PostgresBackend, mutex: &MutexName, intent: Intent) -> Box<dyn Session> {
-    let claim = Claim::new(mutex.clone(), ContenderId::generate(), Lease::default()).with_intent(intent);
+    let claim = Claim::new(mutex.clone(), ContenderId::generate(), long()).with_intent(intent);
     backend.open(claim).await.expect("an answer")
 }
 
 pub async fn take(session: &mut dyn Session) -> FencingToken {
     match session.contend(Prior::Nothing).await.expect("an answer") {
         Answer::Ours(ours) => ours.token.expect("a token"),
-        other => panic!("a free mutex is not given: {other:?}"),
+        other => panic!("a free mutex is not acquired: {other:?}"),
     }
 }
 
-/// A transaction that stands still with a row of ours locked.
-pub async fn freeze<'a>(admin: &'a mut Client, mutex: &MutexName) -> Transaction<'a> {
+/// Begins a transaction that changes the row of a mutex, and so keeps it locked.
+pub async fn lock_row<'a>(admin: &'a mut Client, mutex: &MutexName) -> Transaction<'a> {
     let transaction = admin.transaction().await.expect("an answer");
-    let lock = "SELECT FROM simba_mutex WHERE mutex = $1 FOR UPDATE";
+    let lock = "UPDATE simba_mutex SET watched = watched WHERE mutex = $1";
     assert_eq!(transaction.execute(lock, &[&mutex.as_str()]).await.expect("an answer"), 1);
     transaction
 }
 
-/// The lease of the fault matrix.
+/// Changes a setting, and waits until the server has read it. New connections use it from then on.
+pub async fn alter_system(admin: &Client, setting: &str, value: &str) {
+    let alter = format!("ALTER SYSTEM SET {setting} = {value}");
+    admin.batch_execute(&alter).await.expect("a setting");
+    admin.batch_execute("SELECT pg_reload_conf()").await.expect("an answer");
+    let seen = format!("SELECT current_setting('{setting}')");
+    let reloaded = async {
+        while admin.query_one(&seen, &[]).await.expect("an answer").get::<_, &str>(0) != value {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("the server reads its configuration", reloaded).await;
+}
+
+/// Returns how many statements of this application wait for a lock.
+pub async fn lock_waits(admin: &Client, application: &str) -> i64 {
+    let count =
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'";
+    admin.query_one(count, &[&application]).await.expect("an answer").get(0)
+}
+
+/// Waits until this application begins another statement about mutexes.
+pub async fn sends_statement(admin: &Client, application: &str) {
+    let now: std::time::SystemTime =
+        admin.query_one("SELECT clock_timestamp()", &[]).await.expect("an answer").get(0);
+    let begun = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1 AND query_start > $2 \
+                 AND query LIKE '%simba_mutex%')";
+    let sent = async {
+        while !admin.query_one(begun, &[&application, &now]).await.expect("an answer").get::<_, bool>(0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon("a statement is sent", sent).await;
+}
+
+/// Delays statements of the user on a server: they have read the row of their mutex, and not locked it yet. Dropping it
+/// lets them continue.
+pub struct Delay {
+    admin: Client,
+}
+
+/// The key of the advisory lock that delays statements.
+const DELAY: i64 = 77;
+
+impl Delay {
+    /// Prepares it for the statements of new connections that contain this text. The replacements shadow the functions
+    /// of the server.
+    pub async fn install(store: &Store, text: &str) -> Self {
+        let admin = store.admin().await;
+        let install = format!(
+            "CREATE SCHEMA delay; GRANT USAGE ON SCHEMA delay TO {USER}; \
+             CREATE FUNCTION delay.wait() RETURNS void LANGUAGE plpgsql AS $$ BEGIN \
+                 WHILE position('{text}' IN current_query()) > 0 AND NOT pg_try_advisory_lock_shared({DELAY}) \
+                 LOOP PERFORM pg_sleep(0.01); END LOOP; \
+                 IF position('{text}' IN current_query()) > 0 THEN PERFORM pg_advisory_unlock_shared({DELAY}); END IF; \
+             END $$; \
+             CREATE FUNCTION delay.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS $$ BEGIN \
+                 PERFORM delay.wait(); RETURN pg_catalog.clock_timestamp(); END $$; \
+             CREATE FUNCTION delay.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql AS $$ BEGIN \
+                 PERFORM delay.wait(); RETURN pg_catalog.set_config($1, $2, $3); END $$; \
+             ALTER ROLE {USER} SET search_path = delay, pg_catalog"
+        );
+        admin.batch_execute(&install).await.expect("the functions are replaced");
+        Self { admin }
+    }
+
+    /// Delays statements from now on.
+    pub async fn begin(&self) {
+        self.admin.execute("SELECT pg_advisory_lock($1)", &[&DELAY]).await.expect("a lock");
+    }
+
+    /// Lets the delayed statements continue.
+    pub async fn end(&self) {
+        self.admin.execute("SELECT pg_advisory_unlock($1)", &[&DELAY]).await.expect("a lock");
+    }
+
+    /// Waits until a statement of this application is delayed.
+    pub async fn is_reached(&self, application: &str) {
+        let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity \
+                     WHERE application_name = $1 AND wait_event = 'PgSleep')";
+        let reached = async {
+            while !self.admin.query_one(waits, &[&application]).await.expect("an answer").get::<_, bool>(0) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon("a statement is delayed", reached).await;
+    }
+}
+
+/// Returns the lease of the fault matrix.
 pub fn lease() -> Lease {
     Lease::new(Duration::from_secs(2), Duration::from_secs(3)).expect("a lease")
 }
 
-/// Explains no hand-over within a limit of [`soon`].
+/// Returns a lease that does not end within the limit of [`soon`].
 pub fn long() -> Lease {
     Lease::new(Duration::from_secs(30), Duration::from_secs(20)).expect("a lease")
 }
 
-/// Waits for what must come soon, however noisy the machine.
+/// The limit for anything that needs no waiting, on a busy machine.
+const SOON: Duration = Duration::from_secs(25);
+
+/// Waits for a future for at most [`SOON`].
 pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
-    let limit = Duration::from_secs(15);
-    tokio::time::timeout(limit, future).await.unwrap_or_else(|_| panic!("not within {limit:?}: {what}"))
+    simba_test_support::within(SOON, what, Box::pin(future)).await
 }
 
-/// Waits for a state that gives no signal.
-pub async fn until(what: &str, reached: impl Fn() -> bool + Send + Sync) {
-    let look = async {
-        while !reached() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    soon(what, look).await;
-}
-
-/// Everything that is logged in this process from the first call on, by the driver too.
-pub fn hear() -> &'static Heard {
-    static HEARD: std::sync::OnceLock<Heard> = std::sync::OnceLock::new();
-    HEARD.get_or_init(|| {
-        let heard = Heard::default();
-        let writer = heard.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .finish();
-        tracing::subscriber::set_global_default(subscriber).expect("nobody else listens");
-        log::set_boxed_logger(Box::new(heard.clone())).expect("nobody else listens");
-        log::set_max_level(log::LevelFilter::Trace);
-        heard
-    })
-}
-
-/// Everything that is logged on this thread, until the guard is dropped: all that goes on in a runtime of one
-/// thread.
-pub fn hear_here() -> (Heard, tracing::subscriber::DefaultGuard) {
-    let heard = Heard::default();
-    let writer = heard.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    (heard, tracing::subscriber::set_default(subscriber))
-}
-
-/// What was logged.
-#[derive(Clone, Debug, Default)]
-pub struct Heard(Arc<std::sync::Mutex<Vec<u8>>>);
-
-impl Heard {
-    pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().expect("nobody panicked with it")).into_owned()
-    }
-
-    pub fn count(&self, words: &str) -> usize {
-        self.text().matches(words).count()
-    }
-}
-
-impl std::io::Write for Heard {
-    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("nobody panicked with it").extend_from_slice(text);
-        Ok(text.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl log::Log for Heard {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        let line = format!("{} {} {}\n", record.level(), record.target(), record.args());
-        self.0.lock().expect("nobody panicked with it").extend_from_slice(line.as_bytes());
-    }
-
-    fn flush(&self) {}
+/// Polls until a condition holds, for at most [`SOON`].
+pub async fn until(what: &str, reached: impl FnMut() -> bool) {
+    simba_test_support::until_within(SOON, what, reached).await;
 }

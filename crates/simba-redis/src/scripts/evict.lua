@@ -1,18 +1,21 @@
--- Frees the mutex of a holder that meets the condition, and wakes the next waiter.
--- ARGV: 1 what the condition is about: * nothing, o the owner, t the token; 2 what it must be; 3 1 on a standalone
--- server. Returns {0} if nobody has it, {1, ms left, owner} if it was freed, {2, owner} if it was left alone.
-local owner = redis.call('GET', KEYS[1])
+-- Releases the mutex of a holder that meets the condition, and wakes the next waiter.
+--
+-- KEYS: 1 mutex, 2 queue, 3 fence, 4 alive.
+-- ARGV: 1 condition: `any`, `owner` or `token`; 2 required owner or token; 3 1 on a standalone server.
+-- Reply: {0} if the mutex is free, {1, ms left, owner} if it was released, {2, owner} if the condition is not met.
+-- include shared.lua
+local owner, fence = redis.call('GET', KEYS[1]), redis.call('MGET', KEYS[3])[1]
 if not owner then return {0} end
-local fence = redis.call('MGET', KEYS[3])[1]
-local token, _, holder = read_fence(fence)
-local is = ARGV[1] == 'o' and owner or ARGV[1] == 't' and owner == holder and token
-if ARGV[1] ~= '*' and is ~= ARGV[2] then return {2, owner} end
+local token, _, holder = parse_hold(fence)
+local found = ARGV[1] == 'owner' and owner or ARGV[1] == 'token' and owner == holder and token
+if ARGV[1] ~= 'any' and found ~= ARGV[2] then return {2, owner} end
 local left = redis.call('PTTL', KEYS[1])
 redis.call('DEL', KEYS[1])
--- A JVM owner is still in the queue, and must not be the one that is woken.
-redis.call('ZREM', KEYS[2], owner)
-redis.call('ZREM', KEYS[4], owner)
+-- A JVM owner keeps its queue entry, and must not be woken as the next waiter.
+remove_waiter(owner)
 redis.call('PUBLISH', KEYS[1] .. ':owner', 'released@@' .. owner)
-local now_ms = math.floor(microseconds() / 1000)
-wake_next(read_promise(fence, now_ms), first(), owner, nil, now_ms, ARGV[3] == '1')
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local last = parse_reservation(fence, now_ms)
+wake_next(last, first_waiter(), owner, nil, now_ms, ARGV[3] == '1')
 return {1, left, owner}

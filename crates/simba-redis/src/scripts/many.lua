@@ -1,69 +1,73 @@
--- The usual cases of many calls: a call of a script costs the server as much as all that it does for one of them, and
--- a command about all of them hardly more than about one.
--- KEYS: mutex and fence of each renewal, of each release; fence of each first look; queue of each release, of each
--- first look; mutex of each first look. ARGV: how many renewals, releases and first looks; caller and lease in ms of
--- each renewal; token and caller of each release; caller and lease in ms of each first look: where the caller is what
--- the fence says of it, 29 characters and its id.
--- Returns for each, in this order, what its own script would (the token as text or a number, 1 for a release), or
--- false where it is not the usual case: nothing was done, and it is to be called by itself; after an error, each is, whatever was
--- done. No function is made.
+-- Runs the usual cases of many calls. Starting a script costs the server as much as the work for one call, and a command
+-- with the keys of all calls hardly more than one with the keys of a single call.
+--
+-- KEYS: mutex and fence of each renewal, then of each release; fence of each acquisition; queue of each release, then of
+--   each acquisition; mutex of each acquisition.
+-- ARGV: number of renewals, of releases, of acquisitions; then for each renewal its caller and lease in ms, for each
+--   release the hold as it is in the fence, for each acquisition its caller and lease in ms.
+-- Reply: for each call, in this order, the result of its own script (the token as text or number, 1 for a release), or
+--   false: nothing was done, since the call is not the usual case, and it has to be repeated alone. After an error all
+--   calls are repeated alone, whatever was done.
+-- No function is defined, since that costs time.
 local call, sub, byte = redis.call, string.sub, string.byte
-local PROMISED = byte('!')
 local renewals = tonumber(ARGV[1])
 local held = renewals + tonumber(ARGV[2])
 local all = held + tonumber(ARGV[3])
-local replies, word = {}, 4
--- Before the queue of a release or a first look, and before the mutex of a first look.
-local queues = held + all - renewals
+-- Index of the next argument.
+local at = 4
+-- KEYS[fences + n] is the fence of the acquisition n, KEYS[queues + n] the queue of the release or acquisition n,
+-- KEYS[mutexes + n] the mutex of the acquisition n. Calls are numbered from 1 to `all`.
+local fences = held
+local queues = fences + all - renewals
 local mutexes = queues + all - held
 
-local values = call('MGET', unpack(KEYS, 1, held + all))
-local waited = all > renewals and call('EXISTS', unpack(KEYS, held + all + 1, queues + all)) > 0
-local now = call('TIME')
-local stamp = now[1] .. (#now[2] == 6 and now[2] or sub('00000' .. now[2], -6))
-local token = tonumber(stamp)
--- A fence whose token begins like the time was given its end within the last 1000 s.
-local era = sub(stamp, 1, 7)
+local values = call('MGET', unpack(KEYS, 1, fences + all))
+local any_waiters = all > renewals and call('EXISTS', unpack(KEYS, fences + all + 1, queues + all)) > 0
+local time = call('TIME')
+local token_text = time[1] .. sub('00000' .. time[2], -6)
+local token = tonumber(token_text)
+local replies = {}
 
 for n = 1, renewals do
-  local key, caller = 2 * n - 1, ARGV[word]
-  local last, reply = values[key + 1], false
-  if last and values[key] == sub(caller, 30) and sub(last, 18) == caller then
-    call('PEXPIRE', KEYS[key], ARGV[word + 1])
+  local key, caller, lease = 2 * n - 1, ARGV[at], ARGV[at + 1]
+  local owner, fence, reply = values[key], values[key + 1], false
+  if fence and owner == sub(caller, CONTENDER_IN_CALLER) and sub(fence, CALLER_AT) == caller then
+    call('PEXPIRE', KEYS[key], lease)
     -- The first renewal after every 1000 s extends the fence. Two renewals are less than a lease apart.
-    if token % 1000000000 < ARGV[word + 1] * 1000 then call('PEXPIRE', KEYS[key + 1], FENCE_KEPT) end
-    reply = sub(last, 1, 16)
+    if token % 1000000000 < lease * 1000 then call('PEXPIRE', KEYS[key + 1], FENCE_KEPT) end
+    reply = sub(fence, 1, TOKEN_LENGTH)
   end
-  replies[n], word = reply, word + 2
+  replies[n], at = reply, at + 2
 end
 
-local gone, freed = {}, 0
+local released = {}
 for n = renewals + 1, held do
-  local key, last, reply = 2 * n - 1, ARGV[word], false
-  if values[key + 1] == last and values[key] == sub(last, 47)
-    and not (waited and call('EXISTS', KEYS[queues + n]) > 0) then
-    freed = freed + 1
-    gone[freed] = KEYS[key]
-    reply = 1
+  local key, hold, reply = 2 * n - 1, ARGV[at], false
+  local owner, fence = values[key], values[key + 1]
+  if fence == hold and owner == sub(hold, CONTENDER_AT) and not (any_waiters and call('EXISTS', KEYS[queues + n]) > 0) then
+    released[#released + 1], reply = KEYS[key], 1
   end
-  replies[n], word = reply, word + 1
+  replies[n], at = reply, at + 1
 end
-if freed > 0 then call('DEL', unpack(gone)) end
+if #released > 0 then call('DEL', unpack(released)) end
 
+-- The expiry of a fence whose token begins like the time was set within the last 1000 s.
+local era, reserved = sub(token_text, 1, 7), byte(RESERVATION)
 for n = held + 1, all do
-  local mutex, caller, last, reply = KEYS[mutexes + n], ARGV[word], values[held + n], false
-  local id = sub(caller, 30)
-  -- Neither promised, nor ahead of a clock that went back. Servers differ in what comes before a digit.
-  if (not last or byte(last) ~= PROMISED and last < stamp) and not (waited and call('EXISTS', KEYS[queues + n]) > 0)
-    and call('SET', mutex, id, 'NX', 'PX', ARGV[word + 1]) then
-    local fence = stamp .. ' ' .. caller
-    -- In place if it can be, which leaves its end as it is.
-    local swapped = last and #last == #fence and sub(last, 1, 7) == era
-      and redis.pcall('SETRANGE', KEYS[held + n], '0', fence)
-    if type(swapped) ~= 'number' then call('SET', KEYS[held + n], fence, 'PX', FENCE_KEPT) end
+  local mutex, caller, lease, fence, reply = KEYS[mutexes + n], ARGV[at], ARGV[at + 1], values[fences + n], false
+  local id = sub(caller, CONTENDER_IN_CALLER)
+  -- Not reserved, and the last token is not ahead of a clock that was set back. The reservation is checked by its first
+  -- byte, since the locale decides whether it is less than a digit.
+  if (not fence or byte(fence) ~= reserved and fence < token_text)
+    and not (any_waiters and call('EXISTS', KEYS[queues + n]) > 0) and call('SET', mutex, id, 'NX', 'PX', lease) then
+    local hold = token_text .. HOLD .. caller
+    -- Overwritten in place if possible, which keeps the expiry.
+    local swapped = fence and #fence == #hold and sub(fence, 1, 7) == era
+      and redis.pcall('SETRANGE', KEYS[fences + n], '0', hold)
+    if type(swapped) ~= 'number' then call('SET', KEYS[fences + n], hold, 'PX', FENCE_KEPT) end
     call('PUBLISH', mutex, 'acquired@@' .. id)
     reply = token
   end
-  replies[n], word = reply, word + 2
+  replies[n], at = reply, at + 2
 end
 return replies

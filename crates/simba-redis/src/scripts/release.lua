@@ -1,24 +1,39 @@
--- The rest of a release: not the usual case.
-local id, holding, now_ms = ARGV[1], ARGV[3], math.floor(microseconds() / 1000)
-local fence, turn = read_promise(fence, now_ms)
--- Another session under the same id is a stranger; without a fence only the caller can tell.
-local ours = owner == id and (fence and string.sub(fence, 18) == ARGV[2] or is_lost(fence))
-local freed = ours and (holding == '?' or fence and holding == string.sub(fence, 1, 16))
-if ARGV[4] ~= '0' or head == id then
-  redis.call('ZREM', KEYS[2], id)
-  redis.call('ZREM', KEYS[4], id)
-  head = first()
+-- Releases the mutex if the caller holds it, leaves the queue, and wakes the next waiter if the mutex is free.
+--
+-- KEYS: 1 mutex, 2 queue, 3 fence, 4 alive.
+-- ARGV: 1 contender id; 2 caller; 3 what it holds: `nothing`, `unknown`, or a token; 4 its position in the queue, 0 for
+--   none; 5 1 on a standalone server.
+-- Reply: 1 if the mutex was released, 0 if not.
+local id, caller, holding, position, standalone = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
+local values = redis.call('MGET', KEYS[1], KEYS[3])
+local owner, fence, head = values[1], values[2], redis.call('ZRANGE', KEYS[2], '0', '0')[1]
+local unobserved = fence == holding .. HOLD .. caller
+
+-- Usual case, before the shared functions, whose definition costs time: no waiters and no observers.
+if owner == id and unobserved and position == '0' and not head then
+  redis.call('DEL', KEYS[1])
+  return 1
+end
+
+-- include shared.lua
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local last, reserved_for = parse_reservation(fence, now_ms)
+-- Without a fence, only the caller knows whether it holds.
+local ours = owner == id and (is_hold_of(last, caller) or is_lost(last))
+local freed = ours and (holding == 'unknown' or last and holding == string.sub(last, 1, TOKEN_LENGTH))
+if position ~= '0' or head == id then
+  remove_waiter(id)
+  head = first_waiter()
 end
 if freed then
   redis.call('DEL', KEYS[1])
-  redis.call('PUBLISH', KEYS[1] .. ':owner', 'released@@' .. id)
+  if not unobserved then redis.call('PUBLISH', KEYS[1] .. ':owner', 'released@@' .. id) end
 end
-if turn and (freed or turn == id) then
-  redis.call('SET', KEYS[3], fence, 'PX', FENCE_KEPT)
-  turn = nil
+if reserved_for and (freed or reserved_for == id) then
+  redis.call('SET', KEYS[3], last, 'PX', FENCE_KEPT)
+  reserved_for = nil
 end
--- A wake-up that the caller does not want any more goes to the next.
-if head and not turn and (freed or not owner) then
-  wake_next(fence, head, id, nil, now_ms, ARGV[5] == '1')
-end
+-- Also if it was free before: a wake-up that the caller no longer needs is passed on.
+if not reserved_for and (freed or not owner) then wake_next(last, head, id, nil, now_ms, standalone) end
 return freed and 1 or 0

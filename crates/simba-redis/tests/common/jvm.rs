@@ -1,8 +1,8 @@
-//! A peer as JVM Simba is one: its keys, its events, its scripts' logic, and its flaws.
+//! Peer that behaves like JVM Simba: the same keys, events, script logic and flaws.
 //!
-//! It counts its lease from the receipt of a reply, renews when its ttl is over, frees before its work has ended,
-//! wakes one waiter whether that lives or not, lets whoever comes take a free mutex, queues by whole seconds, and
-//! never removes itself from the queue when it wins.
+//! It counts its lease from the receipt of a reply, renews when its ttl is over, releases before its work has ended,
+//! wakes one waiter even if that is dead, acquires a free mutex regardless of waiters, queues by whole seconds, and
+//! does not remove its queue entry when it acquires.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -54,10 +54,10 @@ pub struct Peer {
     transition: Duration,
 }
 
-/// A time in which the peer was right to believe that it holds.
+/// An interval in which the peer validly held the mutex.
 pub struct Hold {
     pub from: Instant,
-    /// By the key's lease, counted from before the request.
+    /// End of the key's lease, counted from before the request.
     pub until: Instant,
 }
 
@@ -69,16 +69,16 @@ impl Peer {
         ttl: Duration,
         transition: Duration,
     ) -> Self {
-        let (tag, mut ear) = (format!("{{{mutex}}}"), Admin::at(address));
-        ear.send(&["SUBSCRIBE", &format!("simba:{tag}"), &format!("simba:{tag}:{id}")]);
-        ear.reply();
-        ear.reply();
-        let (heard, events) = channel();
-        // Ends with the connection, or when nobody wants to hear any more.
+        let (tag, mut subscriber) = (format!("{{{mutex}}}"), Admin::at(address));
+        subscriber.send(&["SUBSCRIBE", &format!("simba:{tag}"), &format!("simba:{tag}:{id}")]);
+        subscriber.reply();
+        subscriber.reply();
+        let (sender, events) = channel();
+        // Ends with the connection, or when the receiver is dropped.
         thread::spawn(move || {
-            while let Some(reply) = ear.try_reply() {
+            while let Some(reply) = subscriber.try_reply() {
                 let event = reply.array().and_then(|parts| parts[2].text().map(String::from));
-                if event.is_some_and(|event| heard.send(event).is_err()) {
+                if event.is_some_and(|event| sender.send(event).is_err()) {
                     return;
                 }
             }
@@ -90,22 +90,22 @@ impl Peer {
         (self.ttl + self.transition).as_millis().to_string()
     }
 
-    /// Runs a script; the owner and the milliseconds left, split as a JVM peer splits them.
+    /// Runs a script. Returns the owner and the milliseconds left, split as JVM Simba does.
     fn eval(&mut self, script: &str) -> (String, u64) {
         let lease = self.lease();
-        let reply = match self.commands.ask(&["EVAL", script, "1", &self.tag, &self.id, &lease]) {
+        let reply = match self.commands.call(&["EVAL", script, "1", &self.tag, &self.id, &lease]) {
             Reply::Bulk(text) => String::from_utf8(text).expect("text"),
-            // It sleeps a ttl over whatever goes wrong.
+            // After any error it sleeps for a ttl.
             _ => return (String::new(), self.ttl.as_millis() as u64),
         };
         let parts: Vec<&str> = reply.split("@@").collect();
-        assert_eq!(parts.len(), 2, "a JVM peer cannot read `{reply}`");
+        assert_eq!(parts.len(), 2, "a JVM peer cannot parse `{reply}`");
         (parts[0].into(), parts[1].parse().unwrap_or(0))
     }
 
-    /// Waits until it holds, or until `over`.
-    pub fn acquire(&mut self, over: Instant) -> Option<Hold> {
-        while Instant::now() < over {
+    /// Waits until it holds the mutex, or until `end`.
+    pub fn acquire(&mut self, end: Instant) -> Option<Hold> {
+        while Instant::now() < end {
             let sent = Instant::now();
             let (owner, left) = self.eval(ACQUIRE);
             if owner == self.id {
@@ -113,24 +113,25 @@ impl Peer {
                 return Some(Hold { from: Instant::now(), until: sent + left });
             }
             let jitter = fastrand::u64(0..1200);
-            self.sleep(Duration::from_millis((left + jitter).saturating_sub(200)));
+            let pause = Duration::from_millis((left + jitter).saturating_sub(200));
+            self.sleep(pause.min(end.saturating_duration_since(Instant::now())));
         }
         None
     }
 
-    /// Sleeps until it hears of a release that is meant for it.
+    /// Sleeps for `pause`, or until it receives a release event.
     fn sleep(&self, pause: Duration) {
         let until = Instant::now() + pause;
         loop {
             match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(event) if event.starts_with("released@@") => return,
-                Ok(event) => assert_eq!(event.split("@@").count(), 2, "a JVM peer cannot read `{event}`"),
+                Ok(event) => assert_eq!(event.split("@@").count(), 2, "a JVM peer cannot parse `{event}`"),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    /// Works for that long, renewing when the ttl is over; false if it lost the mutex meanwhile.
+    /// Holds the mutex for `length` and renews when the ttl is over. Returns false if it lost the mutex.
     pub fn work(&mut self, hold: &mut Hold, length: Duration) -> bool {
         let end = Instant::now() + length;
         let mut renew = hold.from + self.ttl;
@@ -149,7 +150,7 @@ impl Peer {
         true
     }
 
-    /// Frees the mutex, and only then ends its work.
+    /// Releases the mutex, and ends its work only then.
     pub fn release(&mut self) {
         self.eval(RELEASE);
         thread::sleep(Duration::from_millis(fastrand::u64(0..5)));

@@ -1,6 +1,6 @@
-//! The store under test: a real server, as the user with the fewest rights, through a proxy.
+//! Store under test: a real server, a user with the documented minimum rights, and a proxy.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file takes what it needs")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses a part of it")]
 
 pub mod jvm;
 #[path = "../../src/resp.rs"]
@@ -11,17 +11,20 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use simba_core::{ConnectUrl, Contention, Lease, MutexName, Simba, SystemClock, Tenure};
+use simba_core::spi::ConnectUrl;
+use simba_core::{Contention, Lease, MutexName, Simba, SystemClock, Tenure};
 use simba_redis::{RedisBackend, RedisConfig};
 use simba_servers::{Server, Setup};
 use simba_tck::{Connection, FaultProxy, FaultyBackend, Fixture, Profile, Shared, Switch, async_trait};
+use simba_test_support::behind_proxy;
+pub use simba_test_support::{long, name, until_within, within};
 
 use resp::Reply;
 
 pub const USER: &str = "simba-app";
 pub const PASSWORD: &str = "simba-app-secret";
 
-/// A login by hand, with the right to do everything.
+/// Blocking connection of a user with all rights.
 pub struct Admin {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -29,18 +32,18 @@ pub struct Admin {
 
 impl Admin {
     pub fn at(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).expect("the server is there");
+        let stream = TcpStream::connect(address).expect("the server accepts a connection");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
         Self { stream, buffer: Vec::new() }
     }
 
-    pub fn ask(&mut self, words: &[&str]) -> Reply {
-        self.send(words);
+    pub fn call(&mut self, command: &[&str]) -> Reply {
+        self.send(command);
         self.reply()
     }
 
-    pub fn send(&mut self, words: &[&str]) {
-        self.stream.write_all(&resp::command(words)).expect("the server listens");
+    pub fn send(&mut self, command: &[&str]) {
+        self.stream.write_all(&resp::command(command)).expect("the command is sent");
     }
 
     pub fn reply(&mut self) -> Reply {
@@ -50,13 +53,13 @@ impl Admin {
                 return reply;
             }
             let mut chunk = [0; 4096];
-            let read = self.stream.read(&mut chunk).expect("the server answers");
-            assert!(read > 0, "the server hung up");
+            let read = self.stream.read(&mut chunk).expect("the server replies");
+            assert!(read > 0, "the server closed the connection");
             self.buffer.extend_from_slice(&chunk[..read]);
         }
     }
 
-    /// The next reply, if the connection lasts that long.
+    /// Returns the next reply, or `None` if the connection ends before it.
     pub fn try_reply(&mut self) -> Option<Reply> {
         loop {
             if let Ok(Some((reply, length))) = resp::parse(&self.buffer) {
@@ -71,46 +74,51 @@ impl Admin {
         }
     }
 
-    pub fn int(&mut self, words: &[&str]) -> i64 {
-        let reply = self.ask(words);
-        reply.int().unwrap_or_else(|| panic!("{words:?} gives a number, not {reply:?}"))
+    pub fn int(&mut self, command: &[&str]) -> i64 {
+        let reply = self.call(command);
+        reply.int().unwrap_or_else(|| panic!("{command:?} returns a number, not {reply:?}"))
     }
 
-    pub fn text(&mut self, words: &[&str]) -> Option<String> {
-        match self.ask(words) {
+    pub fn text(&mut self, command: &[&str]) -> Option<String> {
+        match self.call(command) {
             Reply::Nil => None,
             reply => {
-                Some(reply.text().unwrap_or_else(|| panic!("{words:?} gives text, not {reply:?}")).into())
+                Some(reply.text().unwrap_or_else(|| panic!("{command:?} returns text, not {reply:?}")).into())
             }
         }
     }
 
-    /// Lets in the user with the fewest rights.
-    pub fn admit(&mut self) {
-        let rules = format!("ACL SETUSER {USER} >{PASSWORD} {}", simba_redis::ACL);
-        let words: Vec<&str> = rules.split(' ').collect();
-        assert_eq!(self.ask(&words), Reply::Status("OK".into()), "the documented rights are rights");
+    /// Creates the user with the documented minimum rights.
+    pub fn create_user(&mut self) {
+        self.create_user_as(USER);
+    }
+
+    /// Creates a user with these rights and another name.
+    pub fn create_user_as(&mut self, user: &str) {
+        let rules = format!("ACL SETUSER {user} >{PASSWORD} {}", simba_redis::ACL);
+        let command: Vec<&str> = rules.split(' ').collect();
+        assert_eq!(self.call(&command), Reply::Status("OK".into()), "the documented rights are valid");
     }
 }
 
-/// Lets in the user with the fewest rights from the first moment on, also after a restart.
-pub fn admitting(setup: Setup) -> Setup {
+/// Configures the user with the minimum rights, so that it exists from the start and after a restart.
+pub fn with_user(setup: Setup) -> Setup {
     let rules = format!("--user {USER} >{PASSWORD} {}", simba_redis::ACL);
     rules.split(' ').fold(setup, Setup::with_arg)
 }
 
-/// A standalone server, and how to reach it.
+/// A standalone server.
 #[derive(Clone, Debug)]
 pub struct Store {
     pub address: SocketAddr,
-    /// More keys for the URLs of the tests.
+    /// Additional keys of the URL.
     pub keys: String,
-    /// A server of its own, if the test breaks it.
+    /// The server, if it is private to the test.
     pub server: Option<Arc<Mutex<Server>>>,
 }
 
 impl Store {
-    /// The server that all tests share.
+    /// Returns the server that all tests share.
     pub fn shared() -> Self {
         Self::at(&simba_servers::shared("SIMBA_TCK_REDIS"))
     }
@@ -120,13 +128,13 @@ impl Store {
     }
 
     pub fn at(url: &str) -> Self {
-        let url: ConnectUrl = url.parse().expect("the server's URL is one");
+        let url: ConnectUrl = url.parse().expect("the server's URL is valid");
         let host = &url.hosts()[0];
         let address = format!("{}:{}", host.name, host.port.expect("a test server has a port"));
         Self { address: address.parse().expect("an address"), keys: String::new(), server: None }
     }
 
-    /// A server that nobody else uses.
+    /// Starts a server that is private to the test.
     pub fn private(setup: Setup) -> Self {
         let server = setup.start().expect("a server starts");
         let mut store = Self::at(&format!("redis://{}", server.address()));
@@ -138,8 +146,13 @@ impl Store {
         Self { keys: keys.into(), ..self }
     }
 
+    /// Returns the same store with a longer timeout: a login succeeds on a machine that pauses for two seconds.
+    pub fn with_long_timeout(self) -> Self {
+        self.with_keys("timeout=3s")
+    }
+
     pub fn server(&self) -> std::sync::MutexGuard<'_, Server> {
-        self.server.as_ref().expect("a server of its own").lock().expect("a server")
+        self.server.as_ref().expect("a private server").lock().expect("a server")
     }
 
     pub fn admin(&self) -> Admin {
@@ -151,23 +164,22 @@ impl Store {
         RedisConfig::from_url(&url.parse().expect("a URL")).expect("a configuration")
     }
 
-    /// A backend straight at the server, as the user with whatever rights it has.
+    /// Connects a backend directly to the server, with the current rights of the user.
     pub async fn backend_as_is(&self) -> RedisBackend {
-        RedisBackend::connect(self.config(self.address)).await.expect("a connection")
+        let config = self.config(self.address).with_timeout(SILENCE);
+        RedisBackend::connect(config).await.expect("a connection")
     }
 
-    /// A backend straight at the server, as the user with the fewest rights.
+    /// Connects a backend directly to the server, with the minimum rights.
     pub async fn backend(&self) -> RedisBackend {
-        self.admin().admit();
-        RedisBackend::connect(self.config(self.address)).await.expect("a connection")
+        self.admin().create_user();
+        self.backend_as_is().await
     }
 
-    /// A backend behind a proxy, and the proxy.
+    /// Connects a backend through a proxy, and returns both.
     pub async fn proxied(&self) -> (RedisBackend, Arc<FaultProxy>) {
-        self.admin().admit();
-        let proxy = Arc::new(FaultProxy::start(self.address).await.expect("a proxy"));
-        let backend = RedisBackend::connect(self.config(proxy.address())).await.expect("a connection");
-        (backend, proxy)
+        self.admin().create_user();
+        behind_proxy(self.address, |address| RedisBackend::connect(self.config(address))).await
     }
 }
 
@@ -185,7 +197,7 @@ impl Fixture for Store {
 
 impl Shared for Store {
     fn start() -> Self {
-        Self::shared()
+        Self::shared().with_long_timeout()
     }
 
     fn address(&self) -> String {
@@ -193,11 +205,11 @@ impl Shared for Store {
     }
 
     fn attach(address: &str) -> Self {
-        Self::at(address)
+        Self::at(address).with_long_timeout()
     }
 }
 
-/// The same server through TLS, verified in full.
+/// The same server with TLS and full verification.
 pub struct Encrypted(pub Store);
 
 impl Encrypted {
@@ -205,12 +217,12 @@ impl Encrypted {
         Self(Store::shared())
     }
 
-    /// Where it listens for TLS.
+    /// Returns the address of the TLS port.
     pub fn address(&self) -> SocketAddr {
         tls_address(self.0.address)
     }
 
-    /// The certificate is for `localhost` alone, whatever the address.
+    /// Returns a URL for this address. The certificate is for `localhost`, whatever the address.
     pub fn url(address: SocketAddr, keys: &str) -> ConnectUrl {
         let tls = simba_servers::shared("SIMBA_TCK_TLS");
         let url = format!("rediss://{USER}:{PASSWORD}@{address}?tls_ca={tls}/ca.pem{keys}");
@@ -221,10 +233,10 @@ impl Encrypted {
 #[async_trait]
 impl Fixture for Encrypted {
     async fn connect(&self) -> Connection {
-        self.0.admin().admit();
+        self.0.admin().create_user();
         let proxy = Arc::new(FaultProxy::start(self.address()).await.expect("a proxy"));
-        let url = Self::url(proxy.address(), "&tls_server_name=localhost");
-        let config = RedisConfig::from_url(&url).expect("a configuration");
+        let keys = "&tls_server_name=localhost&connect_timeout=10s&timeout=3s";
+        let config = RedisConfig::from_url(&Self::url(proxy.address(), keys)).expect("a configuration");
         let backend = RedisBackend::connect(config).await.expect("a connection");
         Connection::new(backend, proxy)
     }
@@ -234,15 +246,15 @@ impl Fixture for Encrypted {
     }
 }
 
-/// Where the server at this address listens for TLS.
+/// Returns the address of the TLS port of the server at this address.
 fn tls_address(plain: SocketAddr) -> SocketAddr {
-    let reply = Admin::at(plain).ask(&["CONFIG", "GET", "tls-port"]);
+    let reply = Admin::at(plain).call(&["CONFIG", "GET", "tls-port"]);
     let port = reply.array().and_then(|parts| parts[1].text()?.parse().ok()).expect("a port for TLS");
     SocketAddr::new(plain.ip(), port)
 }
 
-/// Several servers that belong together. They name each other by addresses that no proxy stands at, so the bad
-/// network is in front of the backend.
+/// Several servers that form one store. They name each other by their real addresses and not by those of a proxy, so
+/// network faults are simulated in front of the backend.
 pub struct Group {
     pub url: ConnectUrl,
     pub server: Option<Arc<Mutex<Server>>>,
@@ -251,34 +263,34 @@ pub struct Group {
 impl Group {
     pub fn shared(variable: &str) -> Self {
         let group = Self::at(&simba_servers::shared(variable));
-        group.admit();
+        group.create_user();
         group
     }
 
     pub fn private(setup: Setup) -> Self {
         let server = setup.start().expect("the servers start");
         let group = Self { server: None, ..Self::at(&server.url()) };
-        group.admit();
+        group.create_user();
         Self { server: Some(Arc::new(Mutex::new(server))), ..group }
     }
 
     fn at(url: &str) -> Self {
-        Self { url: url.parse().expect("the servers' URL is one"), server: None }
+        Self { url: url.parse().expect("the servers' URL is valid"), server: None }
     }
 
-    /// The same cluster through TLS, verified in full: its nodes name each other by their ports for TLS then.
+    /// Returns the same cluster with TLS and full verification. Its nodes then name each other by their TLS ports.
     pub fn encrypted(&self) -> Self {
         let hosts: Vec<String> =
             self.servers().into_iter().map(|node| tls_address(node).to_string()).collect();
         let tls = simba_servers::shared("SIMBA_TCK_TLS");
-        let keys = format!("tls_ca={tls}/ca.pem&tls_server_name=localhost");
+        let keys = format!("tls_ca={tls}/ca.pem&tls_server_name=localhost&connect_timeout=10s");
         Self {
             server: self.server.clone(),
             ..Self::at(&format!("rediss+cluster://{}?{keys}", hosts.join(",")))
         }
     }
 
-    /// Every server that has data.
+    /// Returns every server that has data.
     pub fn servers(&self) -> Vec<SocketAddr> {
         let hosts = self.url.hosts().iter();
         let hosts: Vec<SocketAddr> =
@@ -288,7 +300,7 @@ impl Group {
         }
         let mut sentinel = Admin::at(hosts[0]);
         let mut servers = vec![self.master()];
-        let replicas = sentinel.ask(&["SENTINEL", "replicas", "mymaster"]);
+        let replicas = sentinel.call(&["SENTINEL", "replicas", "mymaster"]);
         for replica in replicas.array().expect("replicas") {
             let name = replica.array().and_then(|fields| fields[1].text()).expect("a name");
             servers.push(name.parse().expect("an address"));
@@ -296,16 +308,16 @@ impl Group {
         servers
     }
 
-    /// The master that the sentinels name.
+    /// Returns the master that the sentinels name.
     pub fn master(&self) -> SocketAddr {
         let address: SocketAddr = self.url.hosts()[0].to_string().parse().expect("an address");
-        let reply = Admin::at(address).ask(&["SENTINEL", "get-master-addr-by-name", "mymaster"]);
+        let reply = Admin::at(address).call(&["SENTINEL", "get-master-addr-by-name", "mymaster"]);
         let parts: Vec<&str> = reply.array().expect("an address").iter().filter_map(Reply::text).collect();
         format!("{}:{}", parts[0], parts[1]).parse().expect("an address")
     }
 
-    fn admit(&self) {
-        self.servers().into_iter().for_each(|server| Admin::at(server).admit());
+    fn create_user(&self) {
+        self.servers().into_iter().for_each(|server| Admin::at(server).create_user());
     }
 
     pub fn config(&self, keys: &str) -> RedisConfig {
@@ -314,7 +326,8 @@ impl Group {
     }
 
     pub async fn backend(&self) -> RedisBackend {
-        RedisBackend::connect(self.config("")).await.expect("a connection")
+        let config = self.config("").with_timeout(SILENCE);
+        RedisBackend::connect(config).await.expect("a connection")
     }
 }
 
@@ -331,51 +344,37 @@ impl Fixture for Group {
     }
 }
 
-// ===== what the rows need =====
+// ===== helpers of the fault tests =====
 
-/// How long anything may take that takes no time, on a noisy machine.
-pub const SOON: Duration = Duration::from_secs(10);
+/// Limit for anything that needs no waiting, on a busy machine.
+pub const SOON: Duration = Duration::from_secs(30);
 
-/// The lease of the fault matrix.
+/// Limit for the election of a new master. A sentinel that paused for two seconds does nothing for the next thirty.
+pub const ELECTION: Duration = Duration::from_secs(90);
+
+/// Timeout of connections in tests that are not about silent servers.
+pub const SILENCE: Duration = Duration::from_secs(10);
+
+/// The lease of the fault matrix. A machine that pauses for two seconds loses no lease.
 pub fn lease() -> Lease {
-    Lease::new(Duration::from_millis(600), Duration::from_millis(400)).expect("a lease")
-}
-
-/// A lease and a poll that outlast every test: what is passed on under it was passed on on purpose.
-pub fn long() -> Lease {
-    let seconds = Duration::from_secs;
-    Lease::new(seconds(30), seconds(20)).and_then(|lease| lease.with_poll(seconds(30))).expect("a lease")
-}
-
-pub fn name() -> MutexName {
-    let nonce: String = std::iter::repeat_with(fastrand::alphanumeric).take(12).collect();
-    MutexName::new(format!("row-{}", nonce.to_lowercase())).expect("a name")
+    Lease::new(Duration::from_secs(2), Duration::from_secs(3)).expect("a lease")
 }
 
 pub fn simba(backend: RedisBackend, lease: Lease) -> Simba {
-    Simba::builder(Arc::new(backend)).lease(lease).build()
+    Simba::builder(Arc::new(backend)).with_lease(lease).build()
 }
 
-pub async fn soon<F: Future>(promise: &str, future: F) -> F::Output {
-    within(SOON, promise, future).await
+/// Awaits the future. Panics with `expectation` if it takes longer than [`SOON`].
+pub async fn soon<F: Future>(expectation: &str, future: F) -> F::Output {
+    within(SOON, expectation, Box::pin(future)).await
 }
 
-pub async fn within<F: Future>(limit: Duration, promise: &str, future: F) -> F::Output {
-    tokio::time::timeout(limit, future)
-        .await
-        .unwrap_or_else(|_| panic!("broken: {promise} (not within {limit:?})"))
+/// Polls the condition until it is true. Panics with `expectation` after [`SOON`].
+pub async fn until(expectation: &str, reached: impl FnMut() -> bool) {
+    until_within(SOON, expectation, reached).await;
 }
 
-pub async fn until(promise: &str, mut reached: impl FnMut() -> bool) {
-    let look = async {
-        while !reached() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    soon(promise, look).await;
-}
-
-/// Starts to lead, and leads.
+/// Starts a contention and waits until it leads.
 pub async fn lead(simba: &Simba, mutex: &MutexName) -> (Contention, Tenure) {
     simba_tck::explain_failures();
     let contention = simba.contend(mutex.clone());
@@ -384,23 +383,23 @@ pub async fn lead(simba: &Simba, mutex: &MutexName) -> (Contention, Tenure) {
     (contention, tenure)
 }
 
-/// Waits for the mutex, is queued, and hears.
+/// Starts a contention and waits until it is queued and subscribed.
 pub async fn wait(simba: &Simba, mutex: &MutexName, admin: &mut Admin) -> Contention {
     let contention = simba.contend(mutex.clone());
     contention.start().expect("a start");
     until("a contender has an id", || contention.id().is_some()).await;
     let id = contention.id().expect("an id");
     let key = format!("simba:{{{mutex}}}");
-    // A half in its score says that it has been confirmed.
-    let listens = ["ZSCORE", &format!("{key}:alive"), id.as_str()].map(String::from);
-    let words: Vec<&str> = listens.iter().map(String::as_str).collect();
-    until("a waiter is queued and hears", || admin.text(&words).is_some_and(|score| score.ends_with(".5")))
-        .await;
+    // A score that ends in .5 means that the subscription is confirmed.
+    let alive = format!("{key}:alive");
+    let command = ["ZSCORE", &alive, id.as_str()];
+    let subscribed = || admin.text(&command).is_some_and(|score| score.ends_with(".5"));
+    until("a waiter is queued and subscribed", subscribed).await;
     contention
 }
 
-/// Runs one case of the kit.
+/// Runs one case of the conformance suite.
 pub async fn case(fixture: &dyn Fixture, group: &str, name: &str) {
     let case = simba_tck::cases().iter().find(|case| (case.group, case.name) == (group, name));
-    within(simba_tck::CASE_LIMIT, name, case.expect("a case of the kit").run(fixture)).await;
+    within(simba_tck::CASE_LIMIT, name, case.expect("a case of the suite").run(fixture)).await;
 }

@@ -1,22 +1,22 @@
-//! Several ZooKeepers that agree.
+//! A ZooKeeper ensemble.
 
 use std::net::SocketAddr;
 
 use anyhow::Result;
 
-use super::{Ensemble, said};
+use super::{Ensemble, query};
 use crate::setup::{Setup, free_address};
 
-/// An ensemble before it is started: where its servers talk to each other.
+/// An ensemble before it is started, with the addresses for its internal connections.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct EnsemblePlan {
-    /// What each server takes the others' two addresses for, and its own.
+    /// For each server, the addresses under which it connects to the others, and its own.
     views: Vec<Vec<Ports>>,
     settings: Vec<Vec<String>>,
 }
 
-/// Where a server follows another, and where they elect one.
+/// The ports on which a server accepts followers, and votes.
 #[derive(Clone, Copy, Debug)]
 struct Ports {
     quorum: SocketAddr,
@@ -24,7 +24,7 @@ struct Ports {
 }
 
 impl EnsemblePlan {
-    /// This many servers.
+    /// Creates a plan for this many servers.
     ///
     /// # Errors
     ///
@@ -35,29 +35,29 @@ impl EnsemblePlan {
         Ok(Self { views: vec![all; servers], settings: vec![Vec::new(); servers] })
     }
 
-    /// Where a server is followed by the others.
+    /// Returns the address on which a server accepts followers.
     #[must_use]
     pub fn quorum_address(&self, server: usize) -> SocketAddr {
         self.views[server][server].quorum
     }
 
-    /// Lets one server follow another by way of this address.
+    /// Makes one server connect to another through this address.
     pub fn with_detour(mut self, follower: usize, leader: usize, by: SocketAddr) -> Self {
         self.views[follower][leader].quorum = by;
         self
     }
 
-    /// A line for the settings of one server.
+    /// Adds a line to the configuration of one server.
     pub fn with_setting(mut self, server: usize, line: impl Into<String>) -> Self {
         self.settings[server].push(line.into());
         self
     }
 
-    /// Starts all of them, and waits until all serve.
+    /// Starts all servers, and waits until all are ready.
     ///
     /// # Errors
     ///
-    /// What one of them said when it did not start.
+    /// A server did not start; the error contains the end of its log.
     pub fn start(self) -> Result<Ensemble> {
         Ensemble::start_all((0..self.views.len()).map(|server| self.setup(server)).collect(), leads)
     }
@@ -73,5 +73,5 @@ impl EnsemblePlan {
 }
 
 fn leads(address: SocketAddr) -> Result<bool> {
-    Ok(said(address, "srvr")?.contains("Mode: leader"))
+    Ok(query(address, "srvr")?.contains("Mode: leader"))
 }

@@ -1,4 +1,4 @@
-//! What the servers have in common, and one file for each.
+//! The common part of the servers, and one file for each kind.
 
 pub(crate) mod etcd;
 pub(crate) mod mariadb;
@@ -25,49 +25,49 @@ use crate::debian;
 use crate::disk::SmallDisk;
 use crate::logins::Login;
 
-/// How to get, start and probe one kind of server.
+/// How to install, start and probe one kind of server.
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
-    /// Programs that must be there, each with the Debian package that has it.
+    /// Required programs, each with its Debian package.
     pub(crate) programs: &'static [(&'static str, &'static str)],
-    /// The user to run as if we are root.
+    /// The user to run as if this process is root.
     pub(crate) user: Option<&'static str>,
-    /// Makes the data, once.
-    pub(crate) prepare: fn(&Place) -> Result<()>,
-    /// The command that starts it in the foreground.
-    pub(crate) command: fn(&Place) -> Result<Command>,
-    /// Where it is, with the right to do everything.
-    pub(crate) url: fn(&Place) -> String,
-    /// Succeeds once it serves.
-    pub(crate) probe: fn(&Place) -> io::Result<()>,
+    /// Creates the data, once.
+    pub(crate) prepare: fn(&Instance) -> Result<()>,
+    /// Returns the command that starts it in the foreground.
+    pub(crate) command: fn(&Instance) -> Result<Command>,
+    /// Returns its URL, with all permissions.
+    pub(crate) url: fn(&Instance) -> String,
+    /// Succeeds once it is ready.
+    pub(crate) probe: fn(&Instance) -> io::Result<()>,
 }
 
-/// Where one server lives.
+/// The location and configuration of one server.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
-    /// A directory that nobody else has.
+pub(crate) struct Instance {
+    /// A directory that only this server uses.
     pub(crate) dir: PathBuf,
-    /// What is mounted there, if that is to be a disk of its own.
+    /// The disk that is mounted there, if it has its own.
     pub(crate) disk: Option<Arc<SmallDisk>>,
     pub(crate) address: SocketAddr,
-    /// Certificates of its own, if it is to speak TLS.
+    /// TLS is enabled; its certificates are in the directory.
     pub(crate) tls: bool,
-    /// The zone of a server whose time is not UTC.
+    /// The time zone, if it is not UTC.
     pub(crate) zone: Option<String>,
     /// The server behind a pooler.
     pub(crate) upstream: Option<SocketAddr>,
-    /// Lines for its file of settings.
+    /// Lines for its configuration file.
     pub(crate) settings: Vec<String>,
     pub(crate) login: Option<Login>,
 }
 
-impl Place {
-    /// A file or directory of the server's.
+impl Instance {
+    /// Returns the path of a file or directory of the server.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// The same as text, for an option.
+    /// Returns the path as text, for an option.
     pub(crate) fn text(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
@@ -76,7 +76,7 @@ impl Place {
         self.address.port().to_string()
     }
 
-    /// A program of this kind, as the server's user, in its directory.
+    /// Returns a command for a program of this kind, as the server's user, in its directory.
     pub(crate) fn program(&self, name: &str) -> Result<Command> {
         let path = debian::find(name).with_context(|| format!("`{name}` is not installed"))?;
         let mut command = Command::new(path);
@@ -87,7 +87,7 @@ impl Place {
         Ok(command)
     }
 
-    /// Removes all that is there.
+    /// Removes the directory.
     pub(crate) fn clear(&mut self) {
         self.disk = None;
         let _ = fs::remove_dir_all(&self.dir);
@@ -101,7 +101,7 @@ impl Place {
     }
 }
 
-/// Runs a program to its end; what it said is told if it fails.
+/// Runs a program to its end. An error contains what it wrote to stderr.
 pub(crate) fn finish(command: &mut Command, input: &[u8]) -> Result<Vec<u8>> {
     let name = Path::new(command.get_program()).display().to_string();
     let piped = std::process::Stdio::piped;
@@ -111,31 +111,31 @@ pub(crate) fn finish(command: &mut Command, input: &[u8]) -> Result<Vec<u8>> {
         .stderr(piped())
         .spawn()
         .with_context(|| format!("cannot start {name}"))?;
-    // A program that ends without reading everything says why in its own words.
-    let _ = child.stdin.take().context("no way to write to it")?.write_all(input);
+    // A program that ends without reading everything explains it on stderr.
+    let _ = child.stdin.take().context("no stdin")?.write_all(input);
     let output = child.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{name} ended with {}:\n{said}", output.status);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{name} ended with {}:\n{stderr}", output.status);
     Ok(output.stdout)
 }
 
-/// Connects, sends a line, and gives the beginning of the answer.
-pub(crate) fn ask(address: SocketAddr, question: &[u8], answer: &mut [u8]) -> io::Result<()> {
-    const PATIENCE: Duration = Duration::from_secs(1);
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(question)?;
+/// Connects, sends a request, and reads the beginning of the answer.
+pub(crate) fn query(address: SocketAddr, request: &[u8], answer: &mut [u8]) -> io::Result<()> {
+    const LIMIT: Duration = Duration::from_secs(5);
+    let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.set_write_timeout(Some(LIMIT))?;
+    stream.write_all(request)?;
     stream.read_exact(answer)
 }
 
-/// Asks, and succeeds if the answer begins like this.
-pub(crate) fn expect(address: SocketAddr, question: &str, beginning: &str) -> io::Result<()> {
+/// Sends a request, and succeeds if the answer starts with `beginning`.
+pub(crate) fn expect(address: SocketAddr, request: &str, beginning: &str) -> io::Result<()> {
     let mut answer = vec![0; beginning.len()];
-    ask(address, question.as_bytes(), &mut answer)?;
+    query(address, request.as_bytes(), &mut answer)?;
     if answer != beginning.as_bytes() {
-        let (question, answer) = (question.trim_end(), String::from_utf8_lossy(&answer));
-        return Err(io::Error::other(format!("the answer to {question} is {answer:?}")));
+        let (request, answer) = (request.trim_end(), String::from_utf8_lossy(&answer));
+        return Err(io::Error::other(format!("the answer to {request} is {answer:?}")));
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! MySQL itself, from Debian unstable: Debian's stable releases have MariaDB alone. The packages are unpacked with all
-//! the libraries that they need, not installed, since MySQL and MariaDB have programs of the same name.
+//! MySQL, from Debian unstable: Debian's stable releases have MariaDB only. The packages are unpacked with all their
+//! libraries, not installed, because MySQL and MariaDB have programs of the same name.
 
 use std::env;
 use std::fs;
@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::mariadb::{ADMIN, as_ourselves, listening, probe, scratch};
-use super::{Kind, Place, finish};
+use super::mariadb::{ADMIN, listening, tmpdir_option, user_option};
+use super::{Instance, Kind, finish, mariadb};
 use crate::cache;
 
 const PACKAGE: &str = "mysql-server-core";
@@ -17,25 +17,23 @@ const PACKAGE: &str = "mysql-server-core";
 pub(crate) const KIND: Kind = Kind {
     name: "mysql",
     programs: &[("apt-get", "apt"), ("dpkg-deb", "dpkg")],
-    user: None,
     prepare,
     command,
-    url: |place| format!("mysql://admin:simba-admin@{}/simba", place.address),
-    probe,
+    ..mariadb::KIND
 };
 
-fn prepare(place: &Place) -> Result<()> {
-    let mut make = basic(place)?;
-    make.arg("--initialize-insecure");
-    if let Some(zone) = &place.zone {
-        place.write("zone.sql", &zone_statements(zone)?)?;
-        make.arg(format!("--init-file={}", place.text("zone.sql")));
+fn prepare(instance: &Instance) -> Result<()> {
+    let mut init = basic(instance)?;
+    init.arg("--initialize-insecure");
+    if let Some(zone) = &instance.zone {
+        instance.write("zone.sql", &zone_statements(zone)?)?;
+        init.arg(format!("--init-file={}", instance.text("zone.sql")));
     }
-    finish(&mut make, b"")?;
-    place.write("init.sql", ADMIN)
+    finish(&mut init, b"")?;
+    instance.write("init.sql", ADMIN)
 }
 
-/// Returns the statements that teach a server a zone by its name, one to a line as an init file wants them.
+/// Returns the statements that load a time zone, one per line as an init file requires.
 fn zone_statements(zone: &str) -> Result<String> {
     let mut read = program("bin/mysql_tzinfo_to_sql")?;
     read.arg(format!("/usr/share/zoneinfo/{zone}")).arg(zone);
@@ -45,26 +43,29 @@ fn zone_statements(zone: &str) -> Result<String> {
     Ok(format!("USE mysql;\n{};\n", statements.join(";\n")))
 }
 
-fn command(place: &Place) -> Result<Command> {
-    let mut command = listening(basic(place)?, place);
+fn command(instance: &Instance) -> Result<Command> {
+    let mut command = listening(basic(instance)?, instance);
     command.arg("--mysqlx=OFF");
     Ok(command)
 }
 
-/// Returns the server with the options that all its runs share. Nothing here makes a commit less durable.
-fn basic(place: &Place) -> Result<Command> {
+/// Returns the server with the options that all its runs share. No option reduces the durability of a commit.
+fn basic(instance: &Instance) -> Result<Command> {
     let mut command = program("sbin/mysqld")?;
-    command.current_dir(&place.dir);
+    command.current_dir(&instance.dir);
     command.args(["--no-defaults", "--innodb-buffer-pool-size=64M", "--innodb-redo-log-capacity=64M"]);
     command.args(["--secure-file-priv=NULL", "--performance-schema=OFF"]);
     command.arg(format!("--basedir={}", files()?.join("usr").display()));
     command.arg(format!("--plugin-dir={}", files()?.join("usr/lib/mysql/plugin").display()));
-    command.arg(format!("--datadir={}", place.text("data"))).arg(scratch(place)).args(as_ourselves());
+    command
+        .arg(format!("--datadir={}", instance.text("data")))
+        .arg(tmpdir_option(instance))
+        .args(user_option());
     Ok(command)
 }
 
-/// Returns a program of the packages, started by their own loader, so that it finds their libraries. Programs of this
-/// machine would not start with those, so no variable names them.
+/// Returns a program of the packages, started by their own loader, so that it finds their libraries. An environment
+/// variable would break programs of this machine.
 fn program(name: &str) -> Result<Command> {
     let files = files()?;
     let libraries = files.join(format!("usr/lib/{}-linux-gnu", env::consts::ARCH));
@@ -76,9 +77,9 @@ fn program(name: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Returns where the packages are unpacked; downloads them once per user.
+/// Returns the directory with the unpacked packages; downloads them once per user.
 fn files() -> Result<PathBuf> {
-    let files = cache::folder()?.join(format!("{PACKAGE}-unstable"));
+    let files = cache::dir()?.join(format!("{PACKAGE}-unstable"));
     if !files.is_dir() {
         download(&files).context("cannot get MySQL from Debian unstable")?;
     }
@@ -87,12 +88,12 @@ fn files() -> Result<PathBuf> {
 
 /// Unpacks into another directory and renames it, so that two downloads at once do not mix.
 fn download(files: &Path) -> Result<()> {
-    let aside = files.with_extension(format!("{}.part", std::process::id()));
-    let state = aside.join("apt");
-    for folder in ["lists/partial", "archives/partial"] {
-        fs::create_dir_all(state.join(folder))?;
+    let partial = files.with_extension(format!("{}.part", std::process::id()));
+    let state = partial.join("apt");
+    for name in ["lists/partial", "archives/partial"] {
+        fs::create_dir_all(state.join(name))?;
     }
-    // Nothing is installed there, so that all libraries are downloaded too.
+    // An empty list of installed packages, so that all libraries are downloaded too.
     fs::write(state.join("status"), "")?;
     fs::write(state.join("sources.list"), format!("deb {} unstable main\n", mirror()?))?;
     finish(apt(&state).args(["--quiet", "update"]), b"")?;
@@ -100,18 +101,18 @@ fn download(files: &Path) -> Result<()> {
     finish(apt(&state).args(install), b"")?;
     for package in fs::read_dir(state.join("archives"))?.flatten().map(|entry| entry.path()) {
         if package.extension().is_some_and(|extension| extension == "deb") {
-            finish(Command::new("dpkg-deb").arg("--extract").arg(&package).arg(&aside), b"")?;
+            finish(Command::new("dpkg-deb").arg("--extract").arg(&package).arg(&partial), b"")?;
         }
     }
     fs::remove_dir_all(&state)?;
-    if fs::rename(&aside, files).is_err() {
+    if fs::rename(&partial, files).is_err() {
         // Another process was faster.
-        fs::remove_dir_all(&aside)?;
+        fs::remove_dir_all(&partial)?;
     }
     Ok(())
 }
 
-/// Returns apt with a state of its own. It checks signatures as it does for this machine.
+/// Returns apt with a state directory of its own. It checks signatures as usual.
 fn apt(state: &Path) -> Command {
     let mut command = Command::new("apt-get");
     for (option, name) in [
@@ -131,9 +132,9 @@ fn apt(state: &Path) -> Command {
 /// Returns the mirror of Debian that this machine uses.
 fn mirror() -> Result<String> {
     let format = "$(ORIGIN) $(LABEL) $(REPO_URI)";
-    let told = finish(Command::new("apt-get").args(["indextargets", "--format", format]), b"")?;
-    let told = String::from_utf8(told)?;
-    let mirror = told.lines().find_map(|line| line.strip_prefix("Debian Debian "));
-    ensure!(mirror.is_some(), "apt knows no mirror of Debian: run `apt-get update` first");
+    let targets = finish(Command::new("apt-get").args(["indextargets", "--format", format]), b"")?;
+    let targets = String::from_utf8(targets)?;
+    let mirror = targets.lines().find_map(|line| line.strip_prefix("Debian Debian "));
+    ensure!(mirror.is_some(), "no mirror of Debian is configured: run `apt-get update` first");
     Ok(mirror.unwrap_or_default().to_owned())
 }

@@ -1,11 +1,11 @@
-//! PgBouncer in transaction mode: the client of one transaction is another server process in the next.
+//! PgBouncer in transaction mode: each transaction of a client may run on another server process.
 
 use std::io;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::{Kind, Place, postgres};
+use super::{Instance, Kind, postgres};
 
 pub(crate) const KIND: Kind = Kind {
     name: "pgbouncer",
@@ -13,15 +13,15 @@ pub(crate) const KIND: Kind = Kind {
     user: Some("postgres"),
     prepare,
     command,
-    url: |place| format!("postgres://postgres@{}/postgres", place.address),
+    url: |instance| format!("postgres://postgres@{}/postgres", instance.address),
     probe,
 };
 
-fn prepare(place: &Place) -> Result<()> {
-    let upstream = place.upstream.context("a pooler needs a server behind it")?;
+fn prepare(instance: &Instance) -> Result<()> {
+    let upstream = instance.upstream.context("a pooler needs a server behind it")?;
     let (host, port) = (upstream.ip(), upstream.port());
-    let (ip, own) = (place.address.ip(), place.port());
-    // Every client is let in, as the user that is named here.
+    let (ip, own) = (instance.address.ip(), instance.port());
+    // Accepts every client, as the user that is named here.
     let settings = format!(
         "[databases]\n\
          postgres = host={host} port={port} user=postgres password=simba-admin\n\
@@ -29,15 +29,15 @@ fn prepare(place: &Place) -> Result<()> {
          listen_addr = {ip}\nlisten_port = {own}\nunix_socket_dir =\n\
          auth_type = any\npool_mode = transaction\ndefault_pool_size = 4\n"
     );
-    place.write("pgbouncer.ini", &settings)
+    instance.write("pgbouncer.ini", &settings)
 }
 
-fn command(place: &Place) -> Result<Command> {
-    let mut command = place.program("pgbouncer")?;
-    command.arg(place.path("pgbouncer.ini"));
+fn command(instance: &Instance) -> Result<Command> {
+    let mut command = instance.program("pgbouncer")?;
+    command.arg(instance.path("pgbouncer.ini"));
     Ok(command)
 }
 
-fn probe(place: &Place) -> io::Result<()> {
-    (postgres::KIND.probe)(place)
+fn probe(instance: &Instance) -> io::Result<()> {
+    (postgres::KIND.probe)(instance)
 }

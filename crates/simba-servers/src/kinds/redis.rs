@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::{Kind, Place, expect};
+use super::{Instance, Kind, expect};
 use crate::setup::free_address;
 
 pub(crate) const KIND: Kind = Kind {
@@ -16,36 +16,36 @@ pub(crate) const KIND: Kind = Kind {
     user: None,
     prepare,
     command,
-    url: |place| format!("redis://{}", place.address),
+    url: |instance| format!("redis://{}", instance.address),
     probe,
 };
 
-fn command(place: &Place) -> Result<Command> {
-    let mut command = place.program("redis-server")?;
-    command.args(["--bind", &place.address.ip().to_string(), "--port", &place.port()]);
-    command.arg("--dir").arg(&place.dir);
+fn command(instance: &Instance) -> Result<Command> {
+    let mut command = instance.program("redis-server")?;
+    command.args(["--bind", &instance.address.ip().to_string(), "--port", &instance.port()]);
+    command.arg("--dir").arg(&instance.dir);
     command.args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
-    if place.tls {
-        command.args(["--tls-port", fs::read_to_string(place.path(TLS_PORT))?.trim()]);
+    if instance.tls {
+        command.args(["--tls-port", fs::read_to_string(instance.path(TLS_PORT))?.trim()]);
         command.args(["--tls-ca-cert-file", "ca.pem", "--tls-cert-file", "server.pem"]);
         command.args(["--tls-key-file", "server.key", "--tls-auth-clients", "optional"]);
     }
     Ok(command)
 }
 
-/// Where the port for TLS is kept; the server tells it by `CONFIG GET tls-port`.
+/// The file with the TLS port; the server reports it by `CONFIG GET tls-port`.
 const TLS_PORT: &str = "tls-port";
 
-fn prepare(place: &Place) -> Result<()> {
-    match place.tls {
-        true => place.write(TLS_PORT, &free_address()?.port().to_string()),
+fn prepare(instance: &Instance) -> Result<()> {
+    match instance.tls {
+        true => instance.write(TLS_PORT, &free_address()?.port().to_string()),
         false => Ok(()),
     }
 }
 
 /// Succeeds when a PING is answered.
-pub(super) fn probe(place: &Place) -> io::Result<()> {
-    ping(place.address)
+pub(super) fn probe(instance: &Instance) -> io::Result<()> {
+    ping(instance.address)
 }
 
 pub(super) fn ping(address: SocketAddr) -> io::Result<()> {
@@ -60,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// What the probe makes of a server that sends this.
+    /// Returns the result of the probe for a server that sends this.
     fn probe_of(answer: &'static [u8]) -> io::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -71,20 +71,28 @@ mod tests {
         });
         let dir = std::env::temp_dir();
         let settings = Vec::new();
-        let place =
-            Place { dir, disk: None, address, tls: false, zone: None, upstream: None, settings, login: None };
-        let outcome = probe(&place);
+        let instance = Instance {
+            dir,
+            disk: None,
+            address,
+            tls: false,
+            zone: None,
+            upstream: None,
+            settings,
+            login: None,
+        };
+        let outcome = probe(&instance);
         server.join().unwrap();
         outcome
     }
 
     #[test]
-    fn a_pong_is_a_server_that_serves() {
+    fn pong_means_ready() {
         probe_of(b"+PONG\r\n").unwrap();
     }
 
     #[test]
-    fn any_other_answer_is_told() {
+    fn error_contains_any_other_answer() {
         let error = probe_of(b"-LOADING Redis is loading the dataset\r\n").unwrap_err();
         assert!(error.to_string().contains("-LOADIN"), "{error}");
     }

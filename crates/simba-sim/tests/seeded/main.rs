@@ -1,24 +1,25 @@
-//! The prover proved: every deliberate bug must be caught by the checker that is there for it.
+//! Tests of the checkers: every deliberate bug must be detected by the intended rule.
 //!
-//! Bugs of the engine are built in with `--cfg simba_bugs`; bugs of a store are types of this test.
+//! Bugs of the engine are compiled in with `--cfg simba_bugs`; bugs of a store are types of this test.
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
 mod store;
 
 use std::sync::Arc;
 
-use simba_core::{Backend, MemoryBackend};
+use simba_core::MemoryBackend;
+use simba_core::spi::Backend;
 use simba_sim::{Outcome, Plan, Scale, run_over};
 use simba_tck::Rule;
 use store::{BuggyBackend, StoreBug};
 
-/// A bug that these seeds do not show, the checkers do not catch.
+/// The number of seeds that must show each bug.
 const SEEDS: u64 = 400;
 
-/// The first seed in which this rule is broken.
-fn caught_by(rule: Rule, see: impl Fn(MemoryBackend) -> Arc<dyn Backend>) -> Option<Outcome> {
+/// Returns the first seed that violates this rule.
+fn caught_by(rule: Rule, wrap: impl Fn(MemoryBackend) -> Arc<dyn Backend>) -> Option<Outcome> {
     (0..SEEDS)
-        .map(|seed| run_over(Plan::new(seed, Scale::default()), &see))
+        .map(|seed| run_over(Plan::new(seed, Scale::default()), &wrap))
         .find(|outcome| outcome.violations.iter().any(|violation| violation.rule == rule))
 }
 
@@ -32,8 +33,8 @@ macro_rules! store_bugs {
     ($($name:ident: $bug:ident is caught by $rule:ident;)*) => {
         $(#[test]
         fn $name() {
-            let see = |store| Arc::new(BuggyBackend::new(store, StoreBug::$bug)) as Arc<dyn Backend>;
-            expect(Rule::$rule, stringify!($bug), caught_by(Rule::$rule, see));
+            let wrap = |store| Arc::new(BuggyBackend::new(store, StoreBug::$bug)) as Arc<dyn Backend>;
+            expect(Rule::$rule, stringify!($bug), caught_by(Rule::$rule, wrap));
         })*
     };
 }
@@ -47,7 +48,7 @@ store_bugs! {
     a_renewal_that_renews_nothing: RenewsNothing is caught by Exclusion;
     a_token_that_starts_over: TokenStartsOver is caught by Tokens;
     a_token_that_stays: TokenStays is caught by Tokens;
-    a_waiter_that_leaves_its_place_behind: LeavesItsPlace is caught by Leftovers;
+    a_waiter_that_leaves_its_place_behind: KeepsItsEntry is caught by Leftovers;
     a_release_that_frees_nothing: FreesNothing is caught by Leftovers;
 }
 

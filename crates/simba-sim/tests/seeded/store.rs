@@ -1,36 +1,35 @@
-//! A store that breaks its contract.
+//! A store that violates its contract.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use simba_core::async_trait;
-use simba_core::{
-    Answer, Backend, Claim, FencingToken, Holding, MemoryBackend, Ownership, Prior, Result, Session,
-};
+use simba_core::spi::async_trait;
+use simba_core::spi::{Answer, Backend, Claim, Holding, Ownership, Prior, Session};
+use simba_core::{FencingToken, MemoryBackend, Result};
 
-/// The ways in which it does.
+/// The kinds of violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreBug {
-    /// Gives the mutex to a second contender now and then.
+    /// Grants the mutex to a second contender in some calls.
     GrantsTwice,
-    /// Says that a lease lasts longer than it does.
+    /// Returns a longer lease than the real one.
     OverstatesRemaining,
-    /// Takes a hint for the mutex itself.
+    /// Treats a hint as an acquisition.
     BelievesHints,
-    /// Hands the reply to a call that was given up to the next one.
+    /// Returns the reply to an abandoned call for the next one.
     MixesRepliesUp,
-    /// Frees whoever holds.
+    /// Releases the hold of any contender.
     FreesAnothers,
-    /// Answers a renewal without carrying it out.
+    /// Answers a renewal without executing it.
     RenewsNothing,
-    /// Counts tokens from the start again and again.
+    /// Restarts the tokens repeatedly.
     TokenStartsOver,
     /// Gives every tenure the same token.
     TokenStays,
-    /// A waiter that goes stays in the queue.
-    LeavesItsPlace,
-    /// Says that a mutex is free and frees nothing, ever.
+    /// Keeps the entry of a waiter that has left.
+    KeepsItsEntry,
+    /// Confirms a release and never frees the mutex.
     FreesNothing,
 }
 
@@ -79,21 +78,21 @@ struct BuggySession {
 
 impl BuggySession {
     fn inner(&mut self) -> &mut dyn Session {
-        &mut **self.inner.as_mut().expect("taken in drop alone")
+        &mut **self.inner.as_mut().expect("only taken in drop")
     }
 
-    /// Makes the mutex ours, as far as the answer goes.
-    fn usurp(&self, ownership: &Ownership) -> Answer {
+    /// Returns an answer that claims the mutex.
+    fn claim_mutex(&self, ownership: &Ownership) -> Answer {
         let token = ownership.token.map(|token| FencingToken::new(token.get() + 1));
         Answer::Ours(Ownership::new(self.claim.contender.clone(), token, self.claim.lease.total()))
     }
 
-    fn distort(&mut self, prior: Prior, answer: Answer) -> Answer {
+    fn inject_bug(&mut self, prior: Prior, answer: Answer) -> Answer {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         let hinted = std::mem::take(&mut self.hinted);
         match (self.bug, answer) {
-            (StoreBug::GrantsTwice, Answer::Held(held)) if call.is_multiple_of(50) => self.usurp(&held),
-            (StoreBug::BelievesHints, Answer::Held(held)) if hinted => self.usurp(&held),
+            (StoreBug::GrantsTwice, Answer::Held(held)) if call.is_multiple_of(50) => self.claim_mutex(&held),
+            (StoreBug::BelievesHints, Answer::Held(held)) if hinted => self.claim_mutex(&held),
             (StoreBug::OverstatesRemaining, Answer::Ours(ours)) => {
                 let remaining = ours.remaining + Duration::from_millis(200);
                 Answer::Ours(Ownership::new(ours.owner, ours.token, remaining))
@@ -124,7 +123,7 @@ impl Session for BuggySession {
         if self.bug == StoreBug::RenewsNothing {
             self.last = Some(answer.clone());
         }
-        Ok(self.distort(prior, answer))
+        Ok(self.inject_bug(prior, answer))
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
@@ -134,11 +133,11 @@ impl Session for BuggySession {
     async fn release(&mut self, holding: Holding) -> Result<()> {
         match self.bug {
             StoreBug::FreesAnothers => {
-                let operate = self.store.operate().expect("memory can be operated");
+                let operate = self.store.operate().expect("the memory backend has operations");
                 operate.evict(&self.claim.mutex, simba_core::operate::EvictIf::Any).await?;
                 self.inner().release(holding).await
             }
-            StoreBug::FreesNothing | StoreBug::LeavesItsPlace => Ok(()),
+            StoreBug::FreesNothing | StoreBug::KeepsItsEntry => Ok(()),
             _ => self.inner().release(holding).await,
         }
     }
@@ -152,7 +151,7 @@ impl Session for BuggySession {
 
 impl Drop for BuggySession {
     fn drop(&mut self) {
-        if self.bug == StoreBug::LeavesItsPlace {
+        if self.bug == StoreBug::KeepsItsEntry {
             std::mem::forget(self.inner.take());
         }
     }

@@ -1,15 +1,7 @@
-//! What only the machine can tell: which boot this is, how long it lasts, and where a file really lies.
+//! What depends on the operating system: the boot clock, the identity of threads, file systems and mounts.
 
-#[cfg(target_os = "linux")]
-mod linux;
-#[cfg(target_os = "linux")]
-pub(crate) use linux::{
-    BootClock, WaiterThread, create_empty, file_system, is_mount_point, rename_new, room_left,
-};
+#[cfg_attr(target_os = "linux", path = "linux.rs")]
+#[cfg_attr(not(target_os = "linux"), path = "other.rs")]
+mod system;
 
-#[cfg(not(target_os = "linux"))]
-mod other;
-#[cfg(not(target_os = "linux"))]
-pub(crate) use other::{
-    BootClock, WaiterThread, create_empty, file_system, is_mount_point, rename_new, room_left,
-};
+pub(crate) use system::*;

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use simba_core::{Error, ErrorKind, Result};
 
-/// There is none here: see [`BootClock::read`].
+/// Not supported: [`BootClock::read`] always fails.
 #[derive(Clone, Debug)]
 pub(crate) struct BootClock;
 
@@ -11,8 +11,8 @@ impl BootClock {
     pub(crate) fn read() -> Result<Self> {
         Err(Error::new(
             ErrorKind::Config,
-            "SQLite needs to tell one boot of the machine from the next, and only knows how on Linux: take a \
-             store with a server here",
+            "the SQLite backend can identify a boot of the machine only on Linux: use a store with a server \
+             here",
         ))
     }
 
@@ -25,7 +25,7 @@ impl BootClock {
     }
 }
 
-/// No value exists here: leases alone tell whether a waiter is gone.
+/// Has no values: only its expiry ends a queue entry.
 #[derive(Clone, Debug)]
 pub(crate) enum WaiterThread {}
 
@@ -38,7 +38,7 @@ impl WaiterThread {
         match *self {}
     }
 
-    pub(crate) fn sees_end_of(&self, _: &str) -> bool {
+    pub(crate) fn knows_ended(&self, _: &str) -> bool {
         match *self {}
     }
 }
@@ -48,10 +48,6 @@ fn unsupported<T>() -> io::Result<T> {
 }
 
 pub(crate) fn file_system(_: &Path) -> io::Result<u64> {
-    unsupported()
-}
-
-pub(crate) fn room_left(_: &Path) -> io::Result<u64> {
     unsupported()
 }
 

@@ -1,15 +1,16 @@
-//! A file that every connection opens for itself, as another process would.
+//! A fixture with one file. Every connection opens it anew, as another process would.
 
 #![allow(
     dead_code,
     unreachable_pub,
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "for tests, of which each uses a part"
+    reason = "each test program uses only a part"
 )]
 
-pub mod player;
+pub mod process;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +20,16 @@ use simba_sqlite::{SqliteBackend, SqliteConfig};
 use simba_tck::{Connection, FaultyBackend, Fixture, Shared, Switch, async_trait};
 use tempfile::TempDir;
 
-/// A lease and a poll that outlast every test: what is passed on under it was passed on on purpose.
+/// Returns a lease and a poll that outlast every test, so that neither explains a hand-over.
 pub fn long() -> Lease {
-    let lease = Lease::new(Duration::from_secs(30), Duration::from_secs(20)).unwrap();
-    lease.with_poll(Duration::from_secs(30)).unwrap()
+    let lease = Lease::new(Duration::from_secs(60), Duration::from_secs(60)).unwrap();
+    lease.with_poll(Duration::from_secs(600)).unwrap()
 }
 
-/// Far more than anything takes, and far less than [`long`].
-pub const SOON: Duration = Duration::from_secs(10);
+/// A limit far above what anything takes, and far below the lease [`long`].
+pub const SOON: Duration = Duration::from_secs(30);
 
-/// A file in a folder, which is removed in the end by whoever made it.
+/// A file. Its folder is removed with the value that created it.
 pub struct Sqlite {
     path: PathBuf,
     _folder: Option<TempDir>,
@@ -36,7 +37,7 @@ pub struct Sqlite {
 
 impl Sqlite {
     pub fn new() -> Self {
-        let folder = TempDir::new().expect("there is room for a folder");
+        let folder = TempDir::new().expect("a folder can be created");
         Self { path: folder.path().join("simba.db"), _folder: Some(folder) }
     }
 
@@ -55,23 +56,48 @@ impl Sqlite {
 }
 
 impl Sqlite {
-    /// A handle of its own, by the [`long`] lease.
+    /// Returns a new handle with the lease [`long`].
     pub async fn simba(&self) -> Simba {
-        Simba::builder(Arc::new(self.backend().await)).lease(long()).build()
+        Simba::builder(Arc::new(self.backend().await)).with_lease(long()).build()
     }
 
-    /// A plain connection past all that is ours.
+    /// Returns a connection without the backend.
     pub fn raw(&self) -> rusqlite::Connection {
         rusqlite::Connection::open(&self.path).unwrap()
     }
+
+    pub fn wakeup_file(&self) -> PathBuf {
+        self.path.with_file_name("simba.db-bell")
+    }
+
+    /// Waits until a handle of this process watches the wakeup file.
+    pub async fn until_watched(&self) {
+        let watched = async {
+            while !is_watched(&self.wakeup_file()) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(SOON, watched).await.expect("the wakeup file is watched");
+    }
+}
+
+/// Returns whether this process watches the file. The kernel lists watches by the inode, in hexadecimal.
+fn is_watched(path: &Path) -> bool {
+    let Ok(file) = std::fs::metadata(path) else { return false };
+    let inode = format!(" ino:{:x} ", file.ino());
+    let watches = |entry: std::fs::DirEntry| {
+        let shown = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        shown.lines().any(|line| line.starts_with("inotify ") && line.contains(&inode))
+    };
+    std::fs::read_dir("/proc/self/fdinfo").unwrap().flatten().any(watches)
 }
 
 #[async_trait]
 impl Fixture for Sqlite {
     async fn connect(&self) -> Connection {
         let network = Switch::new();
-        let weather = Arc::<Switch>::clone(&network);
-        Connection::new(FaultyBackend::new(self.backend().await, SystemClock, weather), network)
+        let faults = Arc::<Switch>::clone(&network);
+        Connection::new(FaultyBackend::new(self.backend().await, SystemClock, faults), network)
     }
 }
 

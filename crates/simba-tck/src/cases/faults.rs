@@ -1,54 +1,58 @@
-//! A bad network and a store that stops.
+//! Network faults and store restarts.
 
 use std::time::Duration;
 
 use simba_core::{Contention, ErrorKind, Guard, Lease, Loss, Tenure};
+use tokio::time::timeout;
 
 use crate::Fixture;
 use crate::skips::skip;
 use crate::world::{
-    Peer, STANDSTILL, kept, lock, long, name, now, patience, release, sleep_until, soon, try_lock, until,
-    within,
+    MAX_DELAY, MAX_PAUSE, Peer, kept, lease_limit, lock, long, name, now, release, sleep_until, soon,
+    try_lock, until, within,
 };
 
-/// A holder whose store hangs is told to stop and that it has lost, both on time, and nobody holds before.
+/// A holder whose store hangs is asked to stop and notified of the loss, both on time, and no other holds before.
 pub async fn a_stalled_holder_is_told_on_time(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
-    let (mutex, lease) = (name(), lenient(fixture));
+    let (mutex, lease) = (name(), long_grace(fixture));
     let guard = lock(&one.locker(&mutex).with_lease(lease)).await;
     let (locker, tenure) = (two.locker(&mutex), guard.tenure());
     let next = tokio::spawn(async move { (locker.lock().await, now()) });
     one.network.stall();
-    let patience = lease.total() + patience(fixture);
-    within(patience, "a holder out of reach is told to stop", guard.expiring()).await;
-    let told = now();
-    assert!(guard.is_held(), "broken: a holder is told to stop before it has lost");
-    let loss = within(patience, "a holder out of reach loses", guard.lost()).await;
+    let limit = lease.total() + lease_limit(fixture);
+    within(limit, "a disconnected holder is asked to stop", guard.expiring()).await;
+    let expiring_at = now();
+    assert!(guard.is_held(), "broken: a holder is asked to stop before the loss");
+    let loss = within(limit, "a disconnected holder loses", guard.lost()).await;
     let (lost, deadline) = (now(), tenure.deadline());
-    assert_eq!(loss, Loss::Deadline, "broken: a holder out of reach loses at its deadline");
-    // A store that grants less than was asked for leaves less grace, never more.
-    let early = deadline.saturating_sub(lease.grace()) - told;
-    assert!(early <= ROUNDING, "broken: a holder is told to stop in its grace, not {early:?} before it");
+    assert_eq!(loss, Loss::Deadline, "broken: a disconnected holder loses at its deadline");
+    // A store that grants a shorter lease leaves less grace, never more.
+    let early_by = deadline.saturating_sub(lease.grace()) - expiring_at;
+    assert!(
+        early_by <= ROUNDING,
+        "broken: a holder is asked to stop in its grace, not {early_by:?} before it"
+    );
     let late = lost - deadline;
-    assert!(lost >= deadline && late <= STANDSTILL, "broken: a loss is told on time, not {late:?} late");
+    assert!(lost >= deadline && late <= MAX_DELAY, "broken: a loss is notified on time, not {late:?} late");
     if fixture.profile().expires_without_client {
-        let (next, acquired) = within(patience, "the next one holds", next).await.unwrap();
+        let (next, acquired) = within(limit, "the next one holds", next).await.unwrap();
         assert!(kept("the next one holds", next).token() > tenure.token(), "broken: tokens grow");
-        assert!(acquired >= deadline, "broken: nobody holds before the holder's deadline");
+        assert!(acquired >= deadline, "broken: no other holds before the holder's deadline");
     }
 }
 
-/// Returns a lease whose grace is longer than a [`STANDSTILL`], also where a store grants two thirds of it.
-fn lenient(fixture: &dyn Fixture) -> Lease {
-    let lease = Lease::new(fixture.lease().ttl(), fixture.lease().transition().max(STANDSTILL * 4));
-    kept("a longer lease is in order", lease)
+/// Returns a lease whose grace is longer than a [`MAX_PAUSE`], also on a store that grants two thirds of it.
+fn long_grace(fixture: &dyn Fixture) -> Lease {
+    let lease = Lease::new(fixture.lease().ttl(), fixture.lease().transition().max(MAX_PAUSE * 4));
+    kept("a longer lease is valid", lease)
 }
 
-/// A store counts in milliseconds, or rounds.
+/// The rounding of a store that counts in milliseconds.
 const ROUNDING: Duration = Duration::from_millis(5);
 
-/// A stall that is shorter than the window after a failed renewal costs nothing.
-pub async fn a_short_stall_is_ridden_out(fixture: &dyn Fixture) {
+/// A stall that is shorter than the time for retries of a renewal has no effect.
+pub async fn a_short_stall_is_survived(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let (mutex, lease) = (name(), fixture.lease());
     let guard = one.lock(&mutex).await;
@@ -60,19 +64,19 @@ pub async fn a_short_stall_is_ridden_out(fixture: &dyn Fixture) {
         one.network.stall();
         sleep_until(renewed + lease.renew_at() + lease.ttl() / 20).await;
         one.network.heal();
-        until("a holder rides out a short stall", || guard.deadline() > deadline).await;
+        until("a holder survives a short stall", || guard.deadline() > deadline).await;
     }
     assert_unbroken(&guard, &two, "a short stall").await;
 }
 
-/// A connection that breaks at every renewal costs nothing either.
+/// A connection that breaks at every renewal has no effect either.
 pub async fn cuts_are_ridden_out(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let guard = one.lock(&name()).await;
     for _ in 0..6 {
         let deadline = guard.deadline();
         one.network.cut();
-        until("a holder rides out a cut", || guard.deadline() > deadline).await;
+        until("a holder survives a cut", || guard.deadline() > deadline).await;
     }
     assert_unbroken(&guard, &two, "a cut").await;
 }
@@ -81,101 +85,110 @@ async fn assert_unbroken(guard: &Guard, other: &Peer, fault: &str) {
     let loss = guard.tenure().loss();
     assert_eq!(loss, None, "broken: {fault} within the window ends no tenure");
     let refused = try_lock(&other.locker(guard.tenure().mutex())).await.is_none();
-    assert!(refused, "broken: {fault} lets nobody else in");
+    assert!(refused, "broken: {fault} lets no other acquire");
 }
 
-/// A waiter whose store is out of reach for a while waits on, and comes next when it is back.
-pub async fn a_waiter_outwaits_an_outage(fixture: &dyn Fixture) {
+/// A waiter whose store is unreachable for some time keeps waiting, and acquires once it has reconnected.
+pub async fn a_waiter_survives_an_outage(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
     let guard = one.lock(&mutex).await;
     let waiting = two.simba.contend(mutex);
     waiting.start().unwrap();
-    until("a waiter sees who holds", || waiting.owner().is_owner(guard.tenure().contender())).await;
+    until("a waiter sees the holder", || waiting.owner().is_owner(guard.tenure().contender())).await;
     two.network.stall();
-    until("an outage is told", || waiting.last_error().is_some()).await;
+    until("an outage is reported", || waiting.last_error().is_some()).await;
     release(guard).await;
-    assert!(!waiting.is_owner(), "broken: nobody gains a mutex out of reach");
+    assert!(!waiting.is_owner(), "broken: a disconnected waiter does not acquire");
     two.network.heal();
-    let next = within(patience(fixture), "a waiter outwaits an outage", waiting.acquired()).await;
-    kept("a waiter outwaits an outage", next);
+    let next = within(lease_limit(fixture), "a waiter survives an outage", waiting.acquired()).await;
+    kept("a waiter survives an outage", next);
 }
 
-/// An acquisition whose reply is lost is adopted: the contender does not wait for its own ghost.
+/// An acquisition whose reply is lost is adopted: the contender does not wait for its own hold.
 pub async fn a_lost_reply_is_no_ghost(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
-    // The connection stands before the reply is lost.
+    // The connection exists before the reply is lost.
     release(one.lock(&name()).await).await;
-    let (mutex, short) = (name(), fixture.lease());
-    // Adoption is told from the end of the lease by a bound with room: the next call comes after a third of the ttl.
-    let lease = kept("a longer lease is in order", Lease::new(short.ttl() * 3, short.transition() * 3));
+    // A limit below the lease distinguishes adoption from the end of the lease: the next call comes after a third of
+    // the ttl.
+    let (mutex, lease) = (name(), threefold(fixture));
     let locker = one.locker(&mutex).with_lease(lease);
     one.network.lose_next_reply();
-    let guard = within(lease.total(), "what was won without a reply is adopted", locker.lock()).await;
-    let guard = kept("what was won without a reply is adopted", guard);
-    assert!(two.try_lock(&mutex).await.is_none(), "broken: what was adopted is held");
+    let guard = within(lease.total(), "an acquisition without a reply is adopted", locker.lock()).await;
+    let guard = kept("an acquisition without a reply is adopted", guard);
+    assert!(two.try_lock(&mutex).await.is_none(), "broken: an adopted mutex is held");
     release(guard).await;
-    two.finds_nothing_of(&mutex).await;
+    two.assert_free(&mutex).await;
 }
 
-/// A release whose reply is lost frees the mutex, and says so once it is sure.
+/// Returns a lease of three times the length.
+fn threefold(fixture: &dyn Fixture) -> Lease {
+    let short = fixture.lease();
+    kept("a longer lease is valid", Lease::new(short.ttl() * 3, short.transition() * 3))
+}
+
+/// A release whose reply is lost frees the mutex, and is confirmed after a retry.
 pub async fn a_lost_reply_of_a_release_frees(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
-    let guard = one.lock(&mutex).await;
+    // No renewal comes before the release, so that no renewal loses its reply instead.
+    let guard = lock(&one.locker(&mutex).with_lease(threefold(fixture))).await;
     one.network.lose_next_reply();
-    let released = within(patience(fixture), "a release ends", guard.release()).await;
+    let released = within(lease_limit(fixture), "a release ends", guard.release()).await;
     kept("a release is confirmed in the end", released);
-    two.finds_nothing_of(&mutex).await;
+    two.assert_free(&mutex).await;
 }
 
-/// A request that arrives after its contender has given up holds the mutex for one lease at the most.
+/// A request that arrives after its contender has given up holds the mutex for at most one lease.
 pub async fn a_late_request_is_undone(fixture: &dyn Fixture) {
     if !fixture.profile().expires_without_client {
-        return skip("a dead holder's mutex is not freed by itself");
+        return skip("the mutex of a dead holder is not freed");
     }
     let (one, two) = Peer::pair(fixture).await;
     release(one.lock(&name()).await).await;
     let mutex = name();
-    let Some(mut held) = one.network.hold_next_request() else { return skip("the network holds no request") };
+    let Some(mut held) = one.network.hold_next_request() else {
+        return skip("the network cannot hold requests");
+    };
     let locker = one.locker(&mutex);
     let given_up = tokio::spawn(async move { locker.lock().await.map(drop) });
-    soon("a contender asks the store", held.caught()).await;
+    soon("a contender sends a request", held.caught()).await;
     given_up.abort();
-    // The contender is gone for good once its handle has let go of everything.
-    within(patience(fixture), "a shutdown ends", one.simba.shutdown()).await;
-    held.deliver();
-    tokio::time::sleep(fixture.lease().ttl() / 4).await;
+    // The contender is gone once its handle has been shut down.
+    within(lease_limit(fixture), "a shutdown ends", one.simba.shutdown()).await;
+    // The store answers the request, unless the connection has ended with only a part of it.
+    let _ = timeout(MAX_PAUSE * 2, held.deliver_and_wait()).await;
     let locker = two.locker(&mutex);
-    let next = within(patience(fixture), "a late request is undone", locker.lock()).await;
+    let next = within(lease_limit(fixture), "a late request is undone", locker.lock()).await;
     release(kept("a late request is undone", next)).await;
-    two.finds_nothing_of(&mutex).await;
+    two.assert_free(&mutex).await;
 }
 
-/// A store out of reach is an error, never "held by another", and works again when it is back.
+/// An unreachable store is an error, never "held by another", and the mutex works again afterwards.
 pub async fn out_of_reach_is_an_error(fixture: &dyn Fixture) {
     let peer = Peer::connect(fixture).await;
     let mutex = name();
     release(peer.lock(&mutex).await).await;
     peer.network.stall();
-    let (locker, limit) = (peer.locker(&mutex), patience(fixture));
+    let (locker, limit) = (peer.locker(&mutex), lease_limit(fixture));
     let errors = [
-        within(limit, "a try out of reach fails", locker.try_lock()).await.map(drop),
-        within(limit, "a lock out of reach fails", locker.lock()).await.map(drop),
-        within(limit, "a wait out of reach fails", locker.lock_timeout(fixture.lease().ttl()))
+        within(limit, "a try without a connection fails", locker.try_lock()).await.map(drop),
+        within(limit, "a lock without a connection fails", locker.lock()).await.map(drop),
+        within(limit, "a wait without a connection fails", locker.lock_timeout(fixture.lease().ttl()))
             .await
             .map(drop),
     ];
     for error in errors {
-        let error = error.expect_err("broken: a store out of reach is an error");
+        let error = error.expect_err("broken: an unreachable store is an error");
         assert_eq!(
             error.kind(),
             ErrorKind::Unavailable,
-            "broken: out of reach is not held by another: {error}"
+            "broken: unreachable does not mean held by another: {error}"
         );
     }
     peer.network.heal();
-    let locked = within(limit, "a store that is back works again", async {
+    let locked = within(limit, "a lock works after a reconnect", async {
         loop {
             match locker.lock().await {
                 Err(error) if error.is_transient() => {}
@@ -183,15 +196,15 @@ pub async fn out_of_reach_is_an_error(fixture: &dyn Fixture) {
             }
         }
     });
-    release(kept("a store that is back works again", locked.await)).await;
+    release(kept("a lock works after a reconnect", locked.await)).await;
 }
 
-/// A restart of the store keeps a hold, or its holder learns of the loss; tokens grow either way.
+/// A restart of the store keeps a hold, or its holder is notified of the loss; tokens grow either way.
 pub async fn a_restart_of_the_store_is_survived(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let survives = fixture.profile().survives_restart;
     let contention = one.simba.contend(name());
-    // A hold that survives is not to be lost to the time that the restart takes.
+    // A hold that survives must not end during the restart.
     let contention = if survives { contention.with_lease(long()) } else { contention };
     contention.start().unwrap();
     let tenure = soon("a free mutex is acquired", contention.acquired()).await.unwrap();
@@ -203,9 +216,14 @@ pub async fn a_restart_of_the_store_is_survived(fixture: &dyn Fixture) {
     } else {
         lost_and_regained(fixture, &contention, &tenure).await
     }
-    within(patience(fixture), "a contention stops", contention.stop()).await.unwrap();
-    let next = within(patience(fixture), "the store works on", two.locker(tenure.mutex()).lock()).await;
-    assert!(kept("the store works on", next).token() > tenure.token(), "broken: tokens survive a restart");
+    within(lease_limit(fixture), "a contention stops", contention.stop()).await.unwrap();
+    let next =
+        within(lease_limit(fixture), "the store works after a restart", two.locker(tenure.mutex()).lock())
+            .await;
+    assert!(
+        kept("the store works after a restart", next).token() > tenure.token(),
+        "broken: tokens survive a restart"
+    );
 }
 
 async fn still_held(other: &Peer, tenure: &Tenure) {
@@ -216,9 +234,11 @@ async fn still_held(other: &Peer, tenure: &Tenure) {
 }
 
 async fn lost_and_regained(fixture: &dyn Fixture, contention: &Contention, tenure: &Tenure) {
-    let loss = within(patience(fixture), "a holder learns that its store forgot it", tenure.lost()).await;
-    assert_ne!(loss, Loss::Released, "broken: a forgotten holder has lost");
+    let loss =
+        within(lease_limit(fixture), "a holder is notified that the store lost its hold", tenure.lost())
+            .await;
+    assert_ne!(loss, Loss::Released, "broken: a hold that the store lost is a loss");
     let again =
-        within(patience(fixture), "a contention goes on after a restart", contention.acquired()).await;
+        within(lease_limit(fixture), "a contention continues after a restart", contention.acquired()).await;
     assert!(again.unwrap().token() > tenure.token(), "broken: tokens survive a restart");
 }

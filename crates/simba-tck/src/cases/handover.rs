@@ -1,30 +1,34 @@
-//! From one holder to the next: by a wake-up, in order, and to nobody else.
+//! Hand-over from one holder to the next: by a notification, in order, and to no other contender.
 
-use simba_core::{Answer, Claim, ContenderId, Contention, Intent, Prior};
+use std::time::Duration;
+
+use simba_core::spi::{Answer, Claim, Intent, Prior};
+use simba_core::{ContenderId, Contention, FencingToken, Moment, MutexName};
 
 use crate::Fixture;
 use crate::skips::skip;
-use crate::world::{Asking, Peer, kept, lock, long, name, patience, release, soon, until, within};
+use crate::world::{
+    DirectSession, Peer, kept, lease_limit, lock, long, name, now, release, soon, until, within,
+};
 
-/// A release wakes the next waiter: its poll and the holder's lease are far too long to explain the
-/// hand-over.
+/// A release notifies the next waiter: its poll and the holder's lease are far too long to explain the hand-over.
 pub async fn a_release_wakes_the_next(fixture: &dyn Fixture) {
     if !fixture.profile().push {
-        return skip("the store wakes nobody");
+        return skip("the store sends no notifications");
     }
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
     let guard = lock(&one.long_locker(&mutex)).await;
     let waiting = wait(two.simba.contend(mutex).with_lease(long()), guard.tenure().contender()).await;
     release(guard).await;
-    kept("the next one holds", soon("a release wakes the next", waiting.acquired()).await);
+    kept("the next one holds", soon("a release notifies the next", waiting.acquired()).await);
     kept("a contention stops", soon("a contention stops", waiting.stop()).await);
 }
 
-/// A leader that stops wakes the next one.
+/// A leader that stops notifies the next waiter.
 pub async fn a_leader_that_stops_wakes_the_next(fixture: &dyn Fixture) {
     if !fixture.profile().push {
-        return skip("the store wakes nobody");
+        return skip("the store sends no notifications");
     }
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
@@ -33,21 +37,21 @@ pub async fn a_leader_that_stops_wakes_the_next(fixture: &dyn Fixture) {
     let tenure = soon("a free mutex is acquired", leader.acquired()).await.unwrap();
     let waiting = wait(two.simba.contend(mutex).with_lease(long()), tenure.contender()).await;
     kept("a contention stops", soon("a contention stops", leader.stop()).await);
-    kept("the next one holds", soon("a stop wakes the next", waiting.acquired()).await);
+    kept("the next one holds", soon("a stop notifies the next", waiting.acquired()).await);
     kept("a contention stops", soon("a contention stops", waiting.stop()).await);
 }
 
-/// Starts a contention and waits until the store has told it who holds: from there on it is queued.
+/// Starts a contention and waits until it sees the holder: from then on it is queued.
 async fn wait(contention: Contention, holder: &ContenderId) -> Contention {
     contention.start().unwrap();
-    until("a waiter sees who holds", || contention.owner().is_owner(holder)).await;
+    until("a waiter sees the holder", || contention.owner().is_owner(holder)).await;
     contention
 }
 
-/// Waiters get the mutex in the order in which they came.
+/// Waiters acquire in FIFO order.
 pub async fn waiters_are_served_in_order(fixture: &dyn Fixture) {
     if !fixture.profile().fifo {
-        return skip("the store serves waiters in no order");
+        return skip("the store has no order of waiters");
     }
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
@@ -55,57 +59,92 @@ pub async fn waiters_are_served_in_order(fixture: &dyn Fixture) {
     let mut token = holder.take().await;
     let mut waiters = Vec::new();
     for index in 0..5 {
-        let mut waiter = if index % 2 == 0 { one.waiter(&mutex).await } else { two.waiter(&mutex).await };
-        waiter.queue().await;
-        waiters.push(waiter);
+        let peer = if index % 2 == 0 { &one } else { &two };
+        waiters.push(queued_waiter(fixture, peer, &mutex).await);
     }
     while !waiters.is_empty() {
-        holder.release(Some(token)).await;
-        for later in &mut waiters[1..] {
-            assert_not_ours(later, "nobody passes who came before").await;
+        // A waiter that was skipped because it did not answer gets its old entry again when it contends.
+        for waiter in &mut waiters {
+            waiter.queue().await;
         }
-        holder = waiters.remove(0);
-        token = take_turn(&mut holder).await;
+        let released = now();
+        holder.release(Some(token)).await;
+        let mut passed = None;
+        for (index, later) in waiters.iter_mut().enumerate().skip(1) {
+            passed =
+                acquired_out_of_order(fixture, later, released, "no call passes an earlier waiter").await;
+            if let Some(won) = passed {
+                (holder, token) = (waiters.remove(index), won);
+                break;
+            }
+        }
+        if passed.is_none() {
+            holder = waiters.remove(0);
+            token = acquire_next(&mut holder).await;
+        }
     }
 }
 
-async fn assert_not_ours(asking: &mut Asking, promise: &str) {
-    let answer = asking.contend(Prior::Nothing).await;
-    assert!(!matches!(answer, Answer::Ours(_)), "broken: {promise}");
+/// Opens a session that waits in the queue. On a store with notifications, returns after it has subscribed.
+async fn queued_waiter(fixture: &dyn Fixture, peer: &Peer, mutex: &MutexName) -> DirectSession {
+    let mut waiter = peer.waiter(mutex).await;
+    waiter.queue().await;
+    if fixture.profile().push {
+        waiter.hint("a subscription starts with a hint").await;
+        waiter.queue().await;
+    }
+    waiter
 }
 
-/// Takes the mutex, whose turn it is; a store may need a moment to pass it on.
-async fn take_turn(asking: &mut Asking) -> simba_core::FencingToken {
-    let turn = async {
+/// Contends out of order for a mutex whose release began at `released`: it is reserved for another. Returns the token
+/// if it was acquired nevertheless, which a store may allow once the earlier waiter has not answered for as long as a
+/// dead one is waited for.
+async fn acquired_out_of_order(
+    fixture: &dyn Fixture,
+    session: &mut DirectSession,
+    released: Moment,
+    guarantee: &str,
+) -> Option<FencingToken> {
+    let Answer::Ours(ours) = session.contend(Prior::Nothing).await else { return None };
+    let (took, limit) = (now() - released, fixture.profile().dead_waiter.unwrap_or(Duration::MAX));
+    // A store counts in milliseconds, or rounds.
+    let is_allowed = took + Duration::from_millis(5) >= limit;
+    assert!(is_allowed, "broken: {guarantee}, but it was acquired {took:?} after the release");
+    Some(session.token_of(&ours))
+}
+
+/// Acquires the mutex as the next waiter; a store may need some time for the hand-over.
+async fn acquire_next(session: &mut DirectSession) -> FencingToken {
+    let acquired = async {
         loop {
-            if let Answer::Ours(ours) = asking.contend(Prior::Nothing).await {
+            if let Answer::Ours(ours) = session.contend(Prior::Nothing).await {
                 return ours.token;
             }
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    soon("who came first is served first", turn).await.expect("broken: what is ours has a token")
+    soon("the first waiter acquires first", acquired).await.expect("broken: a hold has a token")
 }
 
-/// A waiter that was woken and is dropped wakes the next one.
+/// A notified waiter that is dropped notifies the next one.
 pub async fn a_woken_waiter_that_is_dropped_wakes_the_next(fixture: &dyn Fixture) {
-    let Some((_peers, woken, next)) = woken_and_next(fixture).await else { return };
-    drop(woken);
-    served(next).await;
+    let Some((_peers, notified, next)) = notified_and_next(fixture).await else { return };
+    drop(notified);
+    assert_acquires(next).await;
 }
 
-/// A waiter that was woken and does not want the mutex any more wakes the next one.
+/// A notified waiter that gives up notifies the next one.
 pub async fn a_woken_waiter_that_gives_up_wakes_the_next(fixture: &dyn Fixture) {
-    let Some((_peers, mut woken, next)) = woken_and_next(fixture).await else { return };
-    woken.release(None).await;
-    served(next).await;
+    let Some((_peers, mut notified, next)) = notified_and_next(fixture).await else { return };
+    notified.release(None).await;
+    assert_acquires(next).await;
 }
 
-/// Two waiters of a mutex that was just released: the first one has been woken and has not answered.
-async fn woken_and_next(fixture: &dyn Fixture) -> Option<([Peer; 2], Asking, Asking)> {
+/// Returns two waiters of a mutex that was just released: the first one was notified and has not answered.
+async fn notified_and_next(fixture: &dyn Fixture) -> Option<([Peer; 2], DirectSession, DirectSession)> {
     let profile = fixture.profile();
     if !profile.push || !profile.fifo {
-        skip("the store wakes nobody in particular");
+        skip("the store does not notify a particular waiter");
         return None;
     }
     let (one, two) = Peer::pair(fixture).await;
@@ -115,57 +154,61 @@ async fn woken_and_next(fixture: &dyn Fixture) -> Option<([Peer; 2], Asking, Ask
     let (mut first, mut next) = (two.waiter(&mutex).await, one.waiter(&mutex).await);
     for waiter in [&mut first, &mut next] {
         waiter.queue().await;
-        waiter.hint("a subscription is told once").await;
+        waiter.hint("a subscription starts with a hint").await;
     }
     holder.release(Some(token)).await;
-    first.hint("a release wakes the next").await;
+    first.hint("a release notifies the next").await;
     Some(([one, two], first, next))
 }
 
-async fn served(mut waiter: Asking) {
-    waiter.hint("who gives up wakes the next").await;
-    waiter.take_by_hints("who gives up wakes the next").await;
+async fn assert_acquires(mut waiter: DirectSession) {
+    waiter.hint("a waiter that gives up notifies the next").await;
+    waiter.take_by_hints("a waiter that gives up notifies the next").await;
 }
 
-/// A try on a mutex that is free but promised to a waiter is refused, and the waiter gets it.
+/// A try on a mutex that is free but reserved for a waiter is refused, and the waiter acquires it.
 pub async fn a_try_never_passes_a_waiter(fixture: &dyn Fixture) {
     if !fixture.profile().fifo {
-        return skip("the store serves waiters in no order");
+        return skip("the store has no order of waiters");
     }
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
-    let (mut holder, mut waiter) = (one.waiter(&mutex).await, two.waiter(&mutex).await);
+    let mut holder = one.waiter(&mutex).await;
     let token = holder.take().await;
-    waiter.queue().await;
+    let mut waiter = queued_waiter(fixture, &two, &mutex).await;
+    let mut trying = one.session_for(&mutex, Intent::Try).await;
+    let released = now();
     holder.release(Some(token)).await;
-    let mut hasty = one.session_for(&mutex, Intent::Try).await;
-    assert_not_ours(&mut hasty, "a try never passes a waiter").await;
-    take_turn(&mut waiter).await;
+    let passed = acquired_out_of_order(fixture, &mut trying, released, "a try never passes a waiter").await;
+    if passed.is_some() {
+        trying.release(passed).await;
+    }
+    acquire_next(&mut waiter).await;
 }
 
-/// A try that was refused is not queued: the mutex is promised to nobody after its release.
+/// A try that was refused is not queued: the mutex is not reserved after its release.
 pub async fn a_try_leaves_no_trace(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
     let mut holder = one.waiter(&mutex).await;
     let token = holder.take().await;
-    let mut hasty = two.session_for(&mutex, Intent::Try).await;
-    hasty.queue().await;
-    one.finds_no_waiter_of(&mutex).await;
+    let mut trying = two.session_for(&mutex, Intent::Try).await;
+    trying.queue().await;
+    one.assert_no_waiters(&mutex).await;
     holder.release(Some(token)).await;
     one.waiter(&mutex).await.take().await;
 }
 
-/// A waiter that is gone without a word keeps the others out for a short time only.
-pub async fn a_dead_waiter_blocks_nobody_for_long(fixture: &dyn Fixture) {
+/// A waiter that has crashed blocks the others for a short time only.
+pub async fn a_dead_waiter_is_skipped(fixture: &dyn Fixture) {
     let (dead, alive) = Peer::pair(fixture).await;
     let mutex = name();
     let guard = alive.lock(&mutex).await;
     let mut waiter = dead.session(Claim::new(mutex.clone(), ContenderId::generate(), fixture.lease())).await;
     waiter.queue().await;
-    dead.die();
+    dead.crash();
     release(guard).await;
     let locker = alive.locker(&mutex);
-    let next = within(patience(fixture), "a dead waiter blocks nobody for long", locker.lock()).await;
-    release(kept("a dead waiter blocks nobody for long", next)).await;
+    let next = within(lease_limit(fixture), "a dead waiter is skipped", locker.lock()).await;
+    release(kept("a dead waiter is skipped", next)).await;
 }

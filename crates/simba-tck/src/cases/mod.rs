@@ -1,7 +1,7 @@
-//! The cases, one module per group, each a function that panics if its promise is broken.
+//! The cases, one module per group, each a function that panics if its guarantee is broken.
 //!
-//! [`suite!`](crate::suite) makes tests of them and [`cases()`](crate::cases()) lists them; they can also be
-//! called one by one.
+//! [`suite!`](crate::suite) expands them to tests and [`cases()`](crate::cases()) lists them; they can also be called
+//! one by one.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,6 +9,7 @@ pub mod cancellation;
 pub mod exclusion;
 pub mod faults;
 pub mod handover;
+pub mod jvm_simba;
 pub mod lifecycle;
 pub mod load;
 pub mod loss;
@@ -16,6 +17,5 @@ pub mod names;
 pub mod observer;
 pub mod operate;
 pub mod renewal;
-pub mod seeds;
 pub mod session;
 pub mod tokens;

@@ -3,7 +3,7 @@
 use simba_core::{ErrorKind, MutexName};
 
 use crate::Fixture;
-use crate::world::{Peer, kept, lock, name, patience, release, soon, within};
+use crate::world::{Peer, kept, lease_limit, lock, name, release, soon, within};
 
 /// Every name that the documentation allows works.
 pub async fn documented_names_work(fixture: &dyn Fixture) {
@@ -15,35 +15,40 @@ pub async fn documented_names_work(fixture: &dyn Fixture) {
     names.push(MutexName::new(longest).unwrap());
     names.push(MutexName::new(format!("{0}.{0}:{0}-{0}_", &name().as_str()[4..])).unwrap());
     for mutex in names {
-        // Others may run the same case on the same store.
-        let locked = within(patience(fixture), "a documented name works", one.locker(&mutex).lock()).await;
+        // Other suites may run the same case on the same store.
+        let locked = within(lease_limit(fixture), "a documented name works", one.locker(&mutex).lock()).await;
         let guard = kept("a documented name works", locked);
-        assert!(two.try_lock(&mutex).await.is_none(), "broken: `{mutex}` is one mutex for everyone");
+        assert!(two.try_lock(&mutex).await.is_none(), "broken: `{mutex}` is one mutex for all contenders");
         release(guard).await;
     }
 }
 
-/// A name that only a peer of old could have given works like any other, or is refused with an error to act
-/// on.
+/// A legacy name works like any other, or is refused with an error kind that the caller can handle.
 pub async fn odd_names_work_or_are_refused(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     for odd in ["a b", "a/b", "{a}", "a@@b", "a%b", "a'b", "a\"b", "a\\b", "*", "ä", "日本", "🦁", "$a", "#a"]
     {
         let mutex = MutexName::legacy(format!("{odd}{}", name())).unwrap();
-        match soon("an odd name gets a verdict", one.locker(&mutex).lock()).await {
+        match soon("an odd name is accepted or refused", one.locker(&mutex).lock()).await {
             Ok(guard) => {
-                assert!(two.try_lock(&mutex).await.is_none(), "broken: `{mutex}` is one mutex for everyone");
+                assert!(
+                    two.try_lock(&mutex).await.is_none(),
+                    "broken: `{mutex}` is one mutex for all contenders"
+                );
                 release(guard).await;
             }
             Err(error) => {
                 let typed = matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Config);
-                assert!(typed, "broken: `{mutex}` is refused with an error to act on, not {error:?}");
+                assert!(
+                    typed,
+                    "broken: `{mutex}` is refused as invalid or as a configuration error, not {error:?}"
+                );
             }
         }
     }
 }
 
-/// A wrong name is an error of the first use, never a panic and never a mutex.
+/// An invalid name is an error of the first use, never a panic and never a mutex.
 pub async fn wrong_names_are_refused(fixture: &dyn Fixture) {
     let peer = Peer::connect(fixture).await;
     let too_long = "x".repeat(MutexName::MAX_LEN + 1);
@@ -60,7 +65,7 @@ pub async fn wrong_names_are_refused(fixture: &dyn Fixture) {
     }
 }
 
-/// Names that look alike are mutexes of their own: all can be held at once, and freeing one frees one.
+/// Similar names are different mutexes: all can be held at once, and a release frees only one.
 pub async fn names_are_independent(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let base = name();
@@ -77,7 +82,10 @@ pub async fn names_are_independent(fixture: &dyn Fixture) {
         let free = two.try_lock(&mutex).await;
         release(free.unwrap_or_else(|| panic!("broken: `{mutex}` is free once it is released"))).await;
         for held in &names {
-            assert!(two.try_lock(held).await.is_none(), "broken: freeing `{mutex}` leaves `{held}` alone");
+            assert!(
+                two.try_lock(held).await.is_none(),
+                "broken: a release of `{mutex}` does not free `{held}`"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! An observer sees who owns a mutex, knows when it does not know, and never contends.
+//! An observer sees the owner of a mutex, reports an unknown state, and never contends.
 
 use simba_core::{ErrorKind, View};
 
@@ -22,46 +22,46 @@ pub async fn sees_every_owner(fixture: &dyn Fixture) {
     }
 }
 
-/// An observer is woken by a change of owner: its poll is far too long to explain it.
+/// An observer is notified of a change of owner: its poll is far too long to explain it.
 pub async fn is_woken_by_a_change(fixture: &dyn Fixture) {
     if !fixture.profile().push {
-        return skip("the store wakes nobody");
+        return skip("the store sends no notifications");
     }
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
     let mut observer = two.simba.with_lease(long()).observe(mutex.clone()).unwrap();
     sees(&mut observer, "a free mutex is seen as vacant", is_vacant).await;
     let guard = lock(&one.long_locker(&mutex)).await;
-    sees(&mut observer, "an acquisition wakes an observer", |view| matches!(view, View::Owned(_))).await;
+    sees(&mut observer, "an acquisition notifies an observer", |view| matches!(view, View::Owned(_))).await;
     release(guard).await;
-    sees(&mut observer, "a release wakes an observer", is_vacant).await;
+    sees(&mut observer, "a release notifies an observer", is_vacant).await;
 }
 
-/// An observer takes nothing, queues nowhere and delays nobody.
+/// An observer acquires nothing, is not queued and delays no contender.
 pub async fn never_contends(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
     let mut observer = two.simba.observe(mutex.clone()).unwrap();
     sees(&mut observer, "a free mutex is seen as vacant", is_vacant).await;
-    let guard = one.try_lock(&mutex).await.expect("broken: an observer takes nothing");
+    let guard = one.try_lock(&mutex).await.expect("broken: an observer acquires nothing");
     sees(&mut observer, "an owner is seen", |view| matches!(view, View::Owned(_))).await;
-    one.finds_no_waiter_of(&mutex).await;
+    one.assert_no_waiters(&mutex).await;
     release(guard).await;
-    assert!(one.try_lock(&mutex).await.is_some(), "broken: nothing is promised to an observer");
+    assert!(one.try_lock(&mutex).await.is_some(), "broken: a released mutex is not reserved for an observer");
 }
 
-/// An observer out of reach of its store says that it does not know, and knows again afterwards.
-pub async fn knows_that_it_does_not_know(fixture: &dyn Fixture) {
+/// An observer without a connection to its store reports an unknown state, and recovers afterwards.
+pub async fn reports_unknown_when_disconnected(fixture: &dyn Fixture) {
     let peer = Peer::connect(fixture).await;
     let mut observer = peer.simba.observe(name()).unwrap();
     sees(&mut observer, "a free mutex is seen as vacant", is_vacant).await;
     peer.network.stall();
     let unknown = |view: &View| matches!(view, View::Unknown { .. });
-    sees(&mut observer, "an observer out of reach does not know", unknown).await;
-    let error = observer.last_error().expect("broken: an observer says what went wrong");
-    assert!(error.is_transient(), "broken: out of reach is transient: {error}");
+    sees(&mut observer, "a disconnected observer reports an unknown state", unknown).await;
+    let error = observer.last_error().expect("broken: an observer returns its last error");
+    assert!(error.is_transient(), "broken: an unreachable store is transient: {error}");
     peer.network.heal();
-    sees(&mut observer, "an observer within reach knows again", is_vacant).await;
+    sees(&mut observer, "a reconnected observer recovers", is_vacant).await;
 }
 
 /// A shutdown ends the observers of its handle.

@@ -6,9 +6,9 @@ use simba_core::{Contender, MutexState, Tenure};
 use tokio::sync::mpsc;
 
 use crate::Fixture;
-use crate::world::{Peer, kept, lock, name, now, patience, release, soon, until, within};
+use crate::world::{Peer, kept, lease_limit, lock, name, now, release, soon, until, within};
 
-/// A holder keeps the mutex far beyond one lease, under one token, and nobody else gets it meanwhile.
+/// A holder keeps the mutex far beyond one lease, under one token, and no other acquires it meanwhile.
 pub async fn a_holder_outlives_its_lease(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let (mutex, lease) = (name(), fixture.lease());
@@ -34,19 +34,19 @@ pub async fn renewals_move_the_deadline(fixture: &dyn Fixture) {
     release(guard).await;
 }
 
-/// A callback that takes longer than the lease delays no renewal.
+/// A callback that takes longer than the lease does not delay a renewal.
 pub async fn a_busy_callback_delays_no_renewal(fixture: &dyn Fixture) {
     let peer = Peer::connect(fixture).await;
     let (done, mut held) = mpsc::unbounded_channel();
     let busy = Busy { pause: fixture.lease().total() * 2, done };
     let contention = peer.simba.contend(name()).with_contender(busy);
     contention.start().unwrap();
-    let held = within(patience(fixture), "a callback runs to its end", held.recv()).await;
-    assert_eq!(held, Some(true), "broken: renewals go on while a callback is busy");
+    let held = within(lease_limit(fixture), "a callback runs to its end", held.recv()).await;
+    assert_eq!(held, Some(true), "broken: renewals continue while a callback is busy");
     kept("a contention stops", soon("a contention stops", contention.stop()).await);
 }
 
-/// Is busy for longer than its lease, and tells whether it still holds.
+/// Is busy for longer than its lease, and reports whether it still holds.
 struct Busy {
     pause: Duration,
     done: mpsc::UnboundedSender<bool>,
@@ -61,14 +61,15 @@ impl Contender for Busy {
     async fn on_released(&mut self, _: &Tenure, _: &MutexState) {}
 }
 
-/// A mutex with a shortest hold stays held for that long, however early it is released.
-pub async fn a_short_hold_is_kept_for_its_least_time(fixture: &dyn Fixture) {
+/// A mutex with a minimum hold stays held for that long, however soon it is released.
+pub async fn a_min_hold_is_kept(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let (mutex, least) = (name(), fixture.lease().total());
     let guard = lock(&one.locker(&mutex).with_min_hold(least)).await;
     let from = guard.tenure().acquired_at();
     drop(guard);
-    let next = two.lock(&mutex).await;
-    assert!(now() - from >= least, "broken: a shortest hold is kept");
-    release(next).await;
+    let locker = two.locker(&mutex);
+    let next = within(lease_limit(fixture), "a minimum hold ends", locker.lock()).await;
+    assert!(now() - from >= least, "broken: a minimum hold is kept");
+    release(kept("a minimum hold ends", next)).await;
 }

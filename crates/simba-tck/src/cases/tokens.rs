@@ -4,9 +4,9 @@ use simba_core::{FencingToken, View};
 
 use crate::Fixture;
 use crate::skips::skip;
-use crate::world::{Peer, kept, lock, name, patience, release, sees, try_lock, until, within};
+use crate::world::{Peer, lock, name, release, sees, try_lock, until};
 
-/// Every acquisition has a greater token than all before it, whoever acquires.
+/// Every acquisition has a greater token than all before it, by any contender.
 pub async fn they_grow_with_every_acquisition(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let (mutex, mut last) = (name(), FencingToken::new(0));
@@ -25,7 +25,7 @@ pub async fn they_grow_for_the_same_contender(fixture: &dyn Fixture) {
     let mut last = FencingToken::new(0);
     for _ in 0..5 {
         let guard = lock(&locker).await;
-        assert!(guard.token() > last, "broken: the same contender's next tenure has a greater token");
+        assert!(guard.token() > last, "broken: the next tenure of the same contender has a greater token");
         last = guard.token();
         release(guard).await;
     }
@@ -40,7 +40,7 @@ pub async fn they_stay_through_renewals(fixture: &dyn Fixture) {
     for _ in 0..3 {
         let before = guard.deadline();
         until("a renewal moves the deadline", || guard.deadline() > before).await;
-        assert!(guard.is_held(), "broken: the tenure is one and the same through its renewals");
+        assert!(guard.is_held(), "broken: the tenure stays the same through its renewals");
         assert!(try_lock(&locker).await.is_none(), "broken: a renewed hold keeps others out");
         if fixture.profile().token_visible_to_observers {
             assert_eq!(locker.last_holder().token, Some(guard.token()), "broken: a renewal keeps the token");
@@ -48,31 +48,23 @@ pub async fn they_stay_through_renewals(fixture: &dyn Fixture) {
     }
 }
 
-/// Who succeeds a holder that is gone has a greater token, so that the dead one is fenced off.
+/// The successor of a crashed holder has a greater token, so that the old holder is fenced off.
 pub async fn they_grow_past_a_dead_holder(fixture: &dyn Fixture) {
-    if !fixture.profile().expires_without_client {
-        return skip("a dead holder's mutex is not freed by itself");
-    }
-    let (dead, alive) = Peer::pair(fixture).await;
-    let mutex = name();
-    let guard = dead.lock(&mutex).await;
-    dead.die();
+    let Some((_dead, alive, guard)) = Peer::crashed_holder(fixture).await else { return };
     for _ in 0..3 {
-        let locker = alive.locker(&mutex);
-        let next = within(patience(fixture), "a dead holder is succeeded", locker.lock()).await;
-        let next = kept("a dead holder is succeeded", next);
+        let next = alive.succeed(fixture, guard.tenure().mutex()).await;
         assert!(next.token() > guard.token(), "broken: a successor has a greater token");
         release(next).await;
     }
 }
 
-/// Tokens grow on after everyone has left and shut down.
-pub async fn they_outlive_everyone(fixture: &dyn Fixture) {
+/// Tokens grow after all contenders have shut down.
+pub async fn they_survive_all_shutdowns(fixture: &dyn Fixture) {
     let (mutex, mut last) = (name(), FencingToken::new(0));
     for _ in 0..3 {
         let peer = Peer::connect(fixture).await;
         let guard = peer.lock(&mutex).await;
-        assert!(guard.token() > last, "broken: a token survives the release and the shutdown of all");
+        assert!(guard.token() > last, "broken: tokens grow after all contenders have shut down");
         last = guard.token();
         release(guard).await;
         peer.shutdown().await;
@@ -82,7 +74,7 @@ pub async fn they_outlive_everyone(fixture: &dyn Fixture) {
 /// Others see the holder's token.
 pub async fn others_see_them(fixture: &dyn Fixture) {
     if !fixture.profile().token_visible_to_observers {
-        return skip("the store does not tell tokens to others");
+        return skip("the store does not show tokens to others");
     }
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();

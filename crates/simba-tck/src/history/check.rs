@@ -1,4 +1,4 @@
-//! The promises, one function each, over a finished history.
+//! The rules, one function each, for a finished history.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use simba_core::{FencingToken, Loss};
 
 use super::{Event, What};
 
-/// A promise that can be broken.
+/// A rule that can be violated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Rule {
@@ -18,34 +18,34 @@ pub enum Rule {
     Tokens,
     /// Acquired and lost alternate for every contender.
     Alternation,
-    /// A loss is told when validity ends, and expiring before it.
+    /// A loss is notified when validity ends, and expiring before it.
     Signals,
-    /// What was lost stays lost.
+    /// A lost tenure stays lost.
     Finality,
-    /// Work under the mutex is over before another holds it.
+    /// Work under the mutex ends before another holds it.
     Work,
     /// No tick starts without a valid tenure, and ticks come in no burst.
     Ticks,
-    /// Somebody leads within the promised time once the faults are over.
+    /// A contender leads within the guaranteed time after the faults have ended.
     Liveness,
-    /// Nothing is left behind: no owner, nobody queued.
+    /// Nothing is left behind: no owner, no waiter.
     Leftovers,
 }
 
-/// A broken promise.
+/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Violation {
-    /// Which.
+    /// The rule.
     pub rule: Rule,
-    /// When.
+    /// The time.
     pub at: Duration,
-    /// How.
+    /// The details.
     pub message: String,
 }
 
 impl Violation {
-    /// A violation found by other means than [`History::check`](super::History::check).
+    /// Creates a violation that was not found by [`History::check`](super::History::check).
     pub fn new(rule: Rule, at: Duration, message: impl Into<String>) -> Self {
         Self { rule, at, message: message.into() }
     }
@@ -57,20 +57,20 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Two clocks that run at the limit of the margin meet at one instant; rounding must not make it two.
+/// Two clocks that run at the limit of the margin agree on one instant; rounding must not violate it.
 const ROUNDING: Duration = Duration::from_micros(1);
 /// How late a timer may be, on clocks that count whole milliseconds.
 const TIMER: Duration = Duration::from_millis(2);
-/// How late a signal may come on a process that is not paused.
+/// How late a signal may come in a process that is not paused.
 const SIGNAL_SLACK: Duration = Duration::from_millis(50);
 
-/// One stretch of validity.
+/// One interval of validity.
 #[derive(Debug)]
 struct Hold<'a> {
     who: &'a str,
     token: FencingToken,
     from: Duration,
-    /// `None`: still valid when the history ends, or gone without a word.
+    /// `None`: still valid when the history ends, or the process has crashed.
     until: Option<Duration>,
 }
 
@@ -85,7 +85,7 @@ pub(super) fn check(events: &[Event]) -> Vec<Violation> {
     found
 }
 
-/// The stretches of validity, and every event that does not alternate.
+/// Returns the intervals of validity, and every event that does not alternate.
 fn holds(events: &[Event]) -> (Vec<Hold<'_>>, Vec<Violation>) {
     let mut holds: Vec<Hold<'_>> = Vec::new();
     let mut open: HashMap<&str, usize> = HashMap::new();
@@ -127,31 +127,31 @@ fn exclusion(holds: &[Hold<'_>]) -> Vec<Violation> {
     found
 }
 
-/// A later acquisition has a greater token. A contender that leads again without anyone in between may keep
-/// its own, on stores that cannot give another.
+/// Checks that a later acquisition has a greater token. A contender that leads again without another in between may
+/// keep its own, on stores that cannot issue another.
 fn tokens(holds: &[Hold<'_>]) -> Vec<Violation> {
     let shrinks = |pair: &&[Hold<'_>]| {
         let resumed = pair[0].who == pair[1].who && pair[0].token == pair[1].token;
         pair[1].token <= pair[0].token && !resumed
     };
-    let tell = |pair: &[Hold<'_>]| {
+    let violation = |pair: &[Hold<'_>]| {
         let (one, other) = (&pair[0], &pair[1]);
         let message = format!("{} got {} after {} had {}", other.who, other.token, one.who, one.token);
         Violation::new(Rule::Tokens, other.from, message)
     };
-    holds.windows(2).filter(shrinks).map(tell).collect()
+    holds.windows(2).filter(shrinks).map(violation).collect()
 }
 
 fn signals(events: &[Event]) -> Vec<Violation> {
-    let mut told: HashMap<&str, Duration> = HashMap::new();
+    let mut expiring: HashMap<&str, Duration> = HashMap::new();
     let mut found = Vec::new();
     for (index, Event { at, who, what }) in events.iter().enumerate() {
         match what {
             What::Acquired { .. } => {
-                told.remove(who.as_str());
+                expiring.remove(who.as_str());
             }
             What::Expiring => {
-                told.insert(who, *at);
+                expiring.insert(who, *at);
             }
             What::Revived { token } => {
                 let message = format!("{who} was valid again under token {token}");
@@ -160,12 +160,12 @@ fn signals(events: &[Event]) -> Vec<Violation> {
             What::Lost { loss, valid_until } => {
                 let frozen = || was_paused(&events[..index], who, *valid_until, *at);
                 if *at > *valid_until + SIGNAL_SLACK && !frozen() {
-                    let message = format!("{who} learnt of the loss {:?} late", *at - *valid_until);
+                    let message = format!("{who} was notified of the loss {:?} late", *at - *valid_until);
                     found.push(Violation::new(Rule::Signals, *at, message));
                 }
-                let in_time = told.get(who.as_str()).is_some_and(|told| told < valid_until);
+                let in_time = expiring.get(who.as_str()).is_some_and(|expiring| expiring < valid_until);
                 if *loss == Loss::Deadline && !in_time && !frozen() {
-                    let message = format!("{who} lost at its deadline without having been told to stop");
+                    let message = format!("{who} lost at its deadline without a warning before it");
                     found.push(Violation::new(Rule::Signals, *at, message));
                 }
             }
@@ -175,7 +175,7 @@ fn signals(events: &[Event]) -> Vec<Violation> {
     found
 }
 
-/// Whether the process stood still at any time from `from` to `to`.
+/// Returns whether the process was paused at any time from `from` to `to`.
 fn was_paused(events: &[Event], who: &str, from: Duration, to: Duration) -> bool {
     let node = node_of(who);
     let mut paused_since = None;
@@ -190,13 +190,13 @@ fn was_paused(events: &[Event], who: &str, from: Duration, to: Duration) -> bool
     paused_since.is_some()
 }
 
-/// The process that a contender belongs to: what stands before the first `/` of its name.
+/// Returns the process of a contender: the part of its name before the first `/`.
 fn node_of(who: &str) -> &str {
     who.split_once('/').map_or(who, |(node, _)| node)
 }
 
-/// Work that started under a token is over before another contender holds, unless its process stood still or
-/// is gone.
+/// Checks that work under a token has ended before another contender holds, unless its process was paused or has
+/// crashed.
 fn work(events: &[Event], holds: &[Hold<'_>]) -> Vec<Violation> {
     let mut open: HashMap<&str, (Duration, FencingToken)> = HashMap::new();
     let mut found = Vec::new();
@@ -223,8 +223,8 @@ fn work(events: &[Event], holds: &[Hold<'_>]) -> Vec<Violation> {
     found
 }
 
-/// Every tick lies within the validity of its token, and no three ticks of a tenure fall into one period: one
-/// may be late and the next in time, but more is a burst.
+/// Checks that every tick is within the validity of its token, and that no three ticks of a tenure are within one
+/// period: one may be late and the next on time, but more is a burst.
 fn ticks(events: &[Event], holds: &[Hold<'_>]) -> Vec<Violation> {
     let mut last: HashMap<(&str, FencingToken), [Option<Duration>; 2]> = HashMap::new();
     let mut found = Vec::new();
@@ -238,7 +238,7 @@ fn ticks(events: &[Event], holds: &[Hold<'_>]) -> Vec<Violation> {
             found.push(Violation::new(Rule::Ticks, *at, message));
         }
         let [one, two] = last.entry((who, *token)).or_default();
-        // Clocks differ by a hundredth or two.
+        // Clocks differ by one or two percent.
         if one.is_some_and(|one| *at - one < period.mul_f64(0.95)) {
             let message = format!("{who} started three ticks within {:?}", *at - one.unwrap_or_default());
             found.push(Violation::new(Rule::Ticks, *at, message));

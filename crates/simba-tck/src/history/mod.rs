@@ -1,7 +1,7 @@
-//! What happened, who did it, and whether it kept the promises.
+//! A record of events, and whether they satisfy the rules.
 //!
-//! A [`History`] is filled by a test or a simulation, in moments of one clock that everyone shares. Checking
-//! it needs no search: a lease lock says until when it was valid, so exclusion is a matter of intervals.
+//! A [`History`] is filled by a test or a simulation, with times of one shared clock. Checking it needs no search: a
+//! lease lock has an end of validity, so exclusion is a comparison of intervals.
 
 mod check;
 #[cfg(test)]
@@ -15,34 +15,34 @@ use simba_core::{FencingToken, Loss};
 
 pub use check::{Rule, Violation};
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Event {
-    /// When, on the clock that everyone shares.
+    /// The time, on the shared clock.
     pub at: Duration,
-    /// To whom. A contender that comes again after a crash is another.
+    /// The contender. After a crash, a restarted contender is another one.
     pub who: String,
-    /// What.
+    /// The kind of the event.
     pub what: What,
 }
 
-/// What can happen.
+/// The kinds of events.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum What {
-    /// A tenure began: from here on the holder may act.
+    /// A tenure began: from now on the holder may act.
     Acquired {
         /// Its token.
         token: FencingToken,
     },
-    /// The holder was told to stop.
+    /// The holder was asked to stop.
     Expiring,
-    /// The holder learnt of the end of its tenure.
+    /// The holder was notified of the end of its tenure.
     Lost {
-        /// Why.
+        /// The reason.
         loss: Loss,
-        /// When it stopped being valid, on the shared clock: at its deadline at the latest.
+        /// The end of its validity, on the shared clock: its deadline at the latest.
         valid_until: Duration,
     },
     /// A tenure that had been lost was valid again.
@@ -52,48 +52,48 @@ pub enum What {
     },
     /// Work under the mutex began.
     WorkStarted {
-        /// Under which token.
+        /// Its token.
         token: FencingToken,
     },
     /// That work ended or was dropped.
     WorkEnded,
     /// A scheduled job started.
     Tick {
-        /// Under which token.
+        /// Its token.
         token: FencingToken,
-        /// How far apart its ticks are meant to be, at a fixed rate.
+        /// The planned interval of its ticks, at a fixed rate.
         period: Duration,
     },
-    /// The process stands still until the next [`What::Resumed`].
+    /// The process is paused until the next [`What::Resumed`].
     Paused,
-    /// It goes on.
+    /// The process continues.
     Resumed,
-    /// It is gone without a word.
+    /// The process has crashed.
     Crashed,
-    /// Anything worth reading in the timeline.
+    /// A remark for the timeline.
     Note(String),
 }
 
-/// A record of events that many can write to.
+/// A record of events with several writers.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     events: Arc<Mutex<Vec<Event>>>,
 }
 
 impl History {
-    /// An empty history.
+    /// Creates an empty history.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Writes an event down. Events come in the order of their time.
+    /// Records an event. Events are sorted by their time.
     pub fn record(&self, at: Duration, who: impl Into<String>, what: What) {
         let event = Event { at, who: who.into(), what };
         self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
 
-    /// All events so far, in the order of their time.
+    /// Returns all events so far, sorted by time.
     #[must_use]
     pub fn events(&self) -> Vec<Event> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -101,13 +101,13 @@ impl History {
         events
     }
 
-    /// Every broken promise, in the order of their time.
+    /// Returns every violation, sorted by time.
     #[must_use]
     pub fn check(&self) -> Vec<Violation> {
         check::check(&self.events())
     }
 
-    /// The events as lines that a person can read, with the violations where they happened.
+    /// Returns the events as readable lines, with the violations where they happened.
     #[must_use]
     pub fn timeline(&self) -> String {
         timeline::render(&self.events(), &self.check())

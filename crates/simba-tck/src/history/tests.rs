@@ -1,4 +1,4 @@
-//! Each rule finds a history that breaks it, and leaves alone one that keeps it.
+//! Each rule detects a history that violates it, and accepts one that does not.
 
 use std::time::Duration;
 
@@ -42,13 +42,13 @@ fn history(events: impl IntoIterator<Item = (u64, &'static str, What)>) -> Histo
     history
 }
 
-/// The rules that are broken, in the order of their time.
+/// Returns the violated rules, sorted by time.
 fn broken(events: impl IntoIterator<Item = (u64, &'static str, What)>) -> Vec<Rule> {
     history(events).check().into_iter().map(|violation| violation.rule).collect()
 }
 
 #[test]
-fn an_empty_history_keeps_every_promise() {
+fn empty_history_satisfies_every_rule() {
     assert_eq!(broken([]), []);
 }
 
@@ -60,7 +60,7 @@ fn two_valid_holders_at_once_break_exclusion() {
 }
 
 #[test]
-fn a_holder_that_is_never_heard_of_again_still_excludes() {
+fn holder_without_a_loss_still_excludes() {
     assert_eq!(broken([(0, "a", acquired(1)), (50, "b", acquired(2))]), [Rule::Exclusion]);
 }
 
@@ -76,7 +76,7 @@ fn holders_one_after_the_other_keep_exclusion() {
 }
 
 #[test]
-fn validity_counts_and_not_when_its_end_was_learnt() {
+fn end_of_validity_counts_and_not_its_notification() {
     let late = [
         (0, "a", acquired(1)),
         (80, "a", What::Expiring),
@@ -88,7 +88,7 @@ fn validity_counts_and_not_when_its_end_was_learnt() {
 }
 
 #[test]
-fn a_token_that_does_not_grow_breaks_tokens() {
+fn token_that_does_not_grow_breaks_tokens() {
     for second in [4, 5] {
         let shrinks = [(0, "a", acquired(5)), (10, "a", released(10)), (20, "b", acquired(second))];
         assert_eq!(broken(shrinks), [Rule::Tokens], "{second} after 5");
@@ -102,7 +102,7 @@ fn tokens_that_grow_by_any_step_keep_tokens() {
 }
 
 #[test]
-fn a_contender_that_leads_again_without_another_in_between_may_keep_its_token() {
+fn contender_that_leads_again_may_keep_its_token_without_another_in_between() {
     let resumed = [(0, "a", acquired(5)), (10, "a", released(10)), (20, "a", acquired(5))];
     assert_eq!(broken(resumed), []);
     let after_another = [
@@ -131,7 +131,7 @@ fn events_that_alternate_keep_alternation() {
 }
 
 #[test]
-fn a_loss_that_is_learnt_late_breaks_signals() {
+fn late_notification_of_a_loss_breaks_signals() {
     let late = [(0, "a", acquired(1)), (80, "a", What::Expiring), (151, "a", expired(100))];
     assert_eq!(broken(late), [Rule::Signals]);
     let in_time = [(0, "a", acquired(1)), (80, "a", What::Expiring), (150, "a", expired(100))];
@@ -139,7 +139,7 @@ fn a_loss_that_is_learnt_late_breaks_signals() {
 }
 
 #[test]
-fn a_loss_at_the_deadline_without_a_warning_breaks_signals() {
+fn loss_at_the_deadline_without_a_warning_breaks_signals() {
     assert_eq!(broken([(0, "a", acquired(1)), (100, "a", expired(100))]), [Rule::Signals]);
     let too_late = [(0, "a", acquired(1)), (100, "a", What::Expiring), (101, "a", expired(100))];
     assert_eq!(broken(too_late), [Rule::Signals], "the warning came with the loss");
@@ -147,7 +147,7 @@ fn a_loss_at_the_deadline_without_a_warning_breaks_signals() {
 }
 
 #[test]
-fn the_warning_of_an_earlier_tenure_does_not_count() {
+fn warning_of_an_earlier_tenure_does_not_count() {
     let events = [
         (0, "a", acquired(1)),
         (10, "a", What::Expiring),
@@ -159,7 +159,7 @@ fn the_warning_of_an_earlier_tenure_does_not_count() {
 }
 
 #[test]
-fn a_paused_process_is_excused_for_late_signals() {
+fn paused_process_may_have_late_signals() {
     let paused = [
         (0, "a/0", acquired(1)),
         (50, "a", What::Paused),
@@ -173,7 +173,7 @@ fn a_paused_process_is_excused_for_late_signals() {
         (500, "b", What::Resumed),
         (501, "a/0", expired(100)),
     ];
-    assert_eq!(broken(another), [Rule::Signals, Rule::Signals], "another's pause is no excuse");
+    assert_eq!(broken(another), [Rule::Signals, Rule::Signals], "a pause of another process does not count");
     let earlier = [
         (0, "a/0", acquired(1)),
         (10, "a", What::Paused),
@@ -181,23 +181,23 @@ fn a_paused_process_is_excused_for_late_signals() {
         (80, "a/0", What::Expiring),
         (501, "a/0", expired(100)),
     ];
-    assert_eq!(broken(earlier), [Rule::Signals], "a pause that was over is no excuse");
+    assert_eq!(broken(earlier), [Rule::Signals], "an earlier pause does not count");
 }
 
 #[test]
-fn a_tenure_that_is_valid_again_breaks_finality() {
+fn tenure_that_is_valid_again_breaks_finality() {
     let revived =
         [(0, "a", acquired(1)), (10, "a", released(10)), (20, "a", What::Revived { token: token(1) })];
     assert_eq!(broken(revived), [Rule::Finality]);
 }
 
 #[test]
-fn a_new_tenure_of_the_same_contender_keeps_finality() {
+fn new_tenure_of_the_same_contender_keeps_finality() {
     assert_eq!(broken([(0, "a", acquired(1)), (10, "a", released(10)), (20, "a", acquired(2))]), []);
 }
 
 #[test]
-fn work_that_outlasts_the_next_holder_s_beginning_breaks_work() {
+fn work_that_overlaps_the_next_holder_breaks_work() {
     let outlasts = [
         (0, "a", acquired(1)),
         (1, "a", works(1)),
@@ -225,11 +225,11 @@ fn work_that_ends_before_another_holds_keeps_work() {
         (110, "a", acquired(2)),
         (120, "a", What::WorkEnded),
     ];
-    assert_eq!(broken(own_next), [], "one's own next tenure is no other holder");
+    assert_eq!(broken(own_next), [], "the own next tenure is no other holder");
 }
 
 #[test]
-fn a_paused_process_is_excused_for_its_work() {
+fn work_of_a_paused_process_may_overlap() {
     let paused = [
         (0, "a/0", acquired(1)),
         (1, "a/0", works(1)),
@@ -243,8 +243,8 @@ fn a_paused_process_is_excused_for_its_work() {
 }
 
 #[test]
-fn a_tick_without_a_tenure_breaks_ticks() {
-    assert_eq!(broken([(10, "a", tick(1))]), [Rule::Ticks], "nobody ever held");
+fn tick_without_a_tenure_breaks_ticks() {
+    assert_eq!(broken([(10, "a", tick(1))]), [Rule::Ticks], "no holder");
     let after = [(0, "a", acquired(1)), (100, "a", released(100)), (101, "a", tick(1))];
     assert_eq!(broken(after), [Rule::Ticks], "the tenure was over");
     let others = [(0, "a", acquired(1)), (10, "b", tick(1))];
@@ -266,13 +266,13 @@ fn ticks_at_their_rate_keep_ticks_even_if_one_is_late() {
 }
 
 #[test]
-fn violations_come_in_the_order_of_their_time() {
+fn violations_are_sorted_by_time() {
     let events = [(0, "a", acquired(5)), (10, "b", acquired(4)), (20, "c", released(20))];
     assert_eq!(broken(events), [Rule::Exclusion, Rule::Tokens, Rule::Alternation]);
 }
 
 #[test]
-fn a_timeline_is_for_people_and_shows_violations_where_they_happened() {
+fn timeline_shows_violations_where_they_happened() {
     let history = history([
         (1, "a", What::Note("the store restarts".into())),
         (2, "a", acquired(1)),
@@ -287,7 +287,7 @@ fn a_timeline_is_for_people_and_shows_violations_where_they_happened() {
         "                !!! Exclusion broken at 10ms: b/0 (token 2) became valid while a (token 1) was, until Some(15ms)",
         "    0.012000 s  b/0  lost: the holder released it; was valid until 0.012000 s",
         "    0.020000 s  a    lost: the lease could not be renewed in time; was valid until 0.015000 s",
-        "                !!! Signals broken at 20ms: a lost at its deadline without having been told to stop",
+        "                !!! Signals broken at 20ms: a lost at its deadline without a warning before it",
     ];
     assert_eq!(history.timeline().lines().collect::<Vec<_>>(), lines);
 }

@@ -1,10 +1,10 @@
-//! A history as a person reads it.
+//! A history as readable text.
 
 use std::fmt::Write as _;
 
 use super::{Event, Violation, What};
 
-/// One line an event: when, who, what; and the violations between them.
+/// Renders one line per event: time, contender, event; and the violations between them.
 pub(super) fn render(events: &[Event], violations: &[Violation]) -> String {
     let width = events.iter().map(|event| event.who.len()).max().unwrap_or(0);
     let mut text = String::new();
@@ -25,7 +25,7 @@ pub(super) fn render(events: &[Event], violations: &[Violation]) -> String {
 fn describe(what: &What) -> String {
     match what {
         What::Acquired { token } => format!("acquired, token {token}"),
-        What::Expiring => "told to stop".into(),
+        What::Expiring => "expiring".into(),
         What::Lost { loss, valid_until } => {
             format!("lost: {loss}; was valid until {:.6} s", valid_until.as_secs_f64())
         }
@@ -33,8 +33,8 @@ fn describe(what: &What) -> String {
         What::WorkStarted { token } => format!("work starts under token {token}"),
         What::WorkEnded => "work ends".into(),
         What::Tick { token, .. } => format!("tick under token {token}"),
-        What::Paused => "process stands still".into(),
-        What::Resumed => "process goes on".into(),
+        What::Paused => "process is paused".into(),
+        What::Resumed => "process continues".into(),
         What::Crashed => "process is killed".into(),
         What::Note(note) => note.clone(),
     }

@@ -1,4 +1,4 @@
-//! What goes on in the process of a contestant.
+//! The process of a contestant.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,25 +9,25 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Shared;
-use super::ledger::{Ledger, Note};
+use super::shared_log::{Note, SharedLog};
 
-/// The variable with the orders of a contestant.
-pub(super) const ORDERS: &str = "SIMBA_TCK_CONTESTANT";
+/// The variable with the settings of a contestant.
+pub(super) const SETTINGS: &str = "SIMBA_TCK_CONTESTANT";
 /// How often the work under the mutex writes.
-const BEAT: Duration = Duration::from_millis(5);
-/// How long the work takes to end once it is told to.
-pub(super) const WINDING_UP: Duration = Duration::from_millis(100);
+const WRITE_INTERVAL: Duration = Duration::from_millis(5);
+/// How long the work takes to end once it is asked to stop.
+pub(super) const WORK_END: Duration = Duration::from_millis(100);
 
-/// What a contestant is told: where the store is, which mutex, where the ledger is, and the lease.
+/// The settings of a contestant: the address of the store, the mutex, the directory of the log, and the lease.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Orders {
+pub(super) struct Settings {
     pub(super) address: String,
     pub(super) mutex: MutexName,
     pub(super) dir: String,
     pub(super) lease: Lease,
 }
 
-impl Orders {
+impl Settings {
     pub(super) fn to_line(&self) -> String {
         let times = [self.lease.ttl(), self.lease.transition(), self.lease.poll()];
         let [ttl, transition, poll] = times.map(|time| time.as_millis());
@@ -49,27 +49,27 @@ impl Orders {
     }
 }
 
-/// Contends as it is ordered to, until it is told to end.
+/// Contends with the given settings until SIGTERM.
 ///
 /// # Panics
 ///
-/// Without orders: it is no test of its own.
+/// Without settings: it is no test of its own.
 #[doc(hidden)]
 pub fn contest<F: Shared>() {
-    let orders = std::env::var(ORDERS).ok().and_then(|text| Orders::parse(&text));
-    let orders = orders.expect("this test is a part of others, and does nothing by itself");
+    let settings = std::env::var(SETTINGS).ok().and_then(|text| Settings::parse(&text));
+    let settings = settings.expect("this test is the entry point of other tests, and does nothing by itself");
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let fixture = F::attach(&orders.address);
+        let fixture = F::attach(&settings.address);
         let connection = fixture.connect().await;
-        let simba = Simba::builder(connection.backend).lease(orders.lease).build();
-        let contention = Arc::new(simba.contend(orders.mutex.clone()));
-        let ledger = Arc::new(Ledger::new(Path::new(&orders.dir)));
-        let mut told = signal(SignalKind::terminate()).unwrap();
+        let simba = Simba::builder(connection.backend).with_lease(settings.lease).build();
+        let contention = Arc::new(simba.contend(settings.mutex.clone()));
+        let log = Arc::new(SharedLog::new(Path::new(&settings.dir)));
+        let mut terminate = signal(SignalKind::terminate()).unwrap();
         contention.start().unwrap();
-        tokio::spawn(report_waiting(Arc::clone(&contention), Arc::clone(&ledger)));
-        let leading = tokio::spawn(lead(Arc::clone(&contention), ledger));
-        told.recv().await;
+        tokio::spawn(report_waiting(Arc::clone(&contention), Arc::clone(&log)));
+        let leading = tokio::spawn(lead(Arc::clone(&contention), log));
+        terminate.recv().await;
         contention.stop().await.expect("broken: a graceful stop ends");
         leading.abort();
         simba.shutdown().await;
@@ -77,46 +77,46 @@ pub fn contest<F: Shared>() {
     runtime.shutdown_background();
 }
 
-/// Writes down, once, that another holds: from there on the contestant is queued.
-async fn report_waiting(contention: Arc<Contention>, ledger: Arc<Ledger>) {
+/// Writes, once, that another holds: from then on the contestant is queued.
+async fn report_waiting(contention: Arc<Contention>, log: Arc<SharedLog>) {
     while contention.owner().id.is_none() {
-        tokio::time::sleep(BEAT).await;
+        tokio::time::sleep(WRITE_INTERVAL).await;
     }
     if !contention.is_owner() {
-        ledger.note(Note::Waits, FencingToken::new(0)).unwrap();
+        log.note(Note::Waits, FencingToken::new(0)).unwrap();
     }
 }
 
 /// Works whenever it leads.
-async fn lead(contention: Arc<Contention>, ledger: Arc<Ledger>) {
+async fn lead(contention: Arc<Contention>, log: Arc<SharedLog>) {
     while let Ok(tenure) = contention.acquired().await {
-        ledger.note(Note::Acquired, tenure.token()).unwrap();
-        let worked = tenure.run(work(tenure.clone(), Arc::clone(&ledger))).await;
+        log.note(Note::Acquired, tenure.token()).unwrap();
+        let worked = tenure.run(work(tenure.clone(), Arc::clone(&log))).await;
         if worked.is_err() {
-            ledger.note(Note::Lost, tenure.token()).unwrap();
+            log.note(Note::Lost, tenure.token()).unwrap();
         }
         tenure.lost().await;
     }
 }
 
-/// Writes to the resource until it is told to stop, and takes its time to end.
-async fn work(tenure: Tenure, ledger: Arc<Ledger>) {
+/// Writes to the resource until it is asked to stop, and then takes some time to end.
+async fn work(tenure: Tenure, log: Arc<SharedLog>) {
     let expiring = tenure.expiring();
     tokio::pin!(expiring);
     loop {
-        // The check and the write are two steps: between them anything may happen, and the token helps.
+        // The check and the write are two steps: the tenure may end between them, and the token protects the resource.
         if tenure.is_held() {
-            ledger.write(tenure.token()).unwrap();
+            log.write(tenure.token()).unwrap();
         }
         tokio::select! {
             biased;
             () = &mut expiring => break,
-            () = tokio::time::sleep(BEAT) => {}
+            () = tokio::time::sleep(WRITE_INTERVAL) => {}
         }
     }
-    tokio::time::sleep(WINDING_UP).await;
+    tokio::time::sleep(WORK_END).await;
     if tenure.is_held() {
-        ledger.note(Note::Ended, tenure.token()).unwrap();
+        log.note(Note::Ended, tenure.token()).unwrap();
     }
 }
 
@@ -125,14 +125,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_survive_the_way_to_another_process() {
-        let orders = Orders {
+    fn settings_survive_formatting_and_parsing() {
+        let settings = Settings {
             address: "mysql://user:word@host/db".into(),
             mutex: MutexName::new("a-mutex").unwrap(),
             dir: "/a folder".into(),
             lease: Lease::new(Duration::from_millis(600), Duration::from_millis(400)).unwrap(),
         };
-        assert_eq!(Orders::parse(&orders.to_line()), Some(orders));
-        assert_eq!(Orders::parse("nothing"), None);
+        assert_eq!(Settings::parse(&settings.to_line()), Some(settings));
+        assert_eq!(Settings::parse("nothing"), None);
     }
 }

@@ -1,20 +1,20 @@
-//! The standing conditions, and how a connection looks out for them.
+//! The persistent conditions, and how a connection watches them.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 use tokio::sync::watch;
 
-/// The way bytes go.
+/// The direction of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     /// From the client to the server.
     Request,
     /// From the server to the client.
     Reply,
 }
 
-/// What does not flow.
+/// The blocked directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stall {
     #[default]
@@ -24,7 +24,7 @@ pub(super) enum Stall {
     Both,
 }
 
-/// How late a chunk is.
+/// The delay of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Latency {
     pub(super) each: Duration,
@@ -42,7 +42,7 @@ pub(super) struct Conditions {
     pub(super) stall: Stall,
     pub(super) latency: Option<Latency>,
     pub(super) refusing: bool,
-    /// How often all connections were cut. One that saw a lower number was there before.
+    /// How often all connections were cut. A connection that saw a lower number was open before.
     pub(super) cuts: u64,
     pub(super) stopped: bool,
 }
@@ -52,21 +52,21 @@ impl Conditions {
         *self = Self { cuts: self.cuts, stopped: self.stopped, ..Self::default() };
     }
 
-    pub(super) fn flows(&self, way: Way) -> bool {
+    pub(super) fn flows(&self, direction: Direction) -> bool {
         match self.stall {
             Stall::Neither => true,
-            Stall::Requests => way == Way::Reply,
-            Stall::Replies => way == Way::Request,
+            Stall::Requests => direction == Direction::Reply,
+            Stall::Replies => direction == Direction::Request,
             Stall::Both => false,
         }
     }
 }
 
-/// One task's view of the conditions.
+/// A receiver of the conditions, for one task.
 #[derive(Clone, Debug)]
-pub(super) struct Outlook(watch::Receiver<Conditions>);
+pub(super) struct Watcher(watch::Receiver<Conditions>);
 
-impl Outlook {
+impl Watcher {
     pub(super) fn new(conditions: &watch::Sender<Conditions>) -> Self {
         Self(conditions.subscribe())
     }
@@ -75,15 +75,15 @@ impl Outlook {
         *self.0.borrow()
     }
 
-    /// Waits until the conditions are as wanted.
+    /// Waits until the conditions satisfy the predicate.
     pub(super) async fn until(&mut self, wanted: impl FnMut(&Conditions) -> bool + Send) {
-        // It cannot fail: who looks out shares the sender.
+        // Does not fail: the owner of this receiver shares the sender.
         let _ = self.0.wait_for(wanted).await;
     }
 
-    /// Waits until bytes flow this way.
-    pub(super) async fn flowing(&mut self, way: Way) {
-        self.until(|conditions| conditions.flows(way)).await;
+    /// Waits until data flows in this direction.
+    pub(super) async fn flowing(&mut self, direction: Direction) {
+        self.until(|conditions| conditions.flows(direction)).await;
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_latency_is_no_overflow() {
+    fn maximum_latency_does_not_overflow() {
         let endless = Latency { each: Duration::MAX, jitter: Duration::MAX };
         assert_eq!(endless.draw(&mut Rng::with_seed(1)), Duration::MAX);
     }

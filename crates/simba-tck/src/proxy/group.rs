@@ -1,18 +1,19 @@
-//! A network with a way to each of several servers.
+//! A network with a proxy for each of several servers.
 
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use simba_core::{ConnectUrl, Result};
+use simba_core::Result;
+use simba_core::spi::ConnectUrl;
 
 use super::FaultProxy;
 use crate::{Held, Network};
 
-/// One [`FaultProxy`] in front of each server of a store: a [`Network`] for a client that may talk to any of them.
+/// One [`FaultProxy`] in front of each server of a store: a [`Network`] for a client that may use any of them.
 #[derive(Debug)]
 pub struct Proxies {
-    ways: Vec<FaultProxy>,
+    proxies: Vec<FaultProxy>,
     url: String,
 }
 
@@ -21,49 +22,50 @@ impl Proxies {
     ///
     /// # Errors
     ///
-    /// When the system gives one no port or no thread.
+    /// There is no free port or no thread.
     pub async fn start(url: &ConnectUrl) -> io::Result<Self> {
-        let mut ways = Vec::new();
+        let mut proxies = Vec::new();
         for host in url.hosts() {
-            ways.push(FaultProxy::start(host).await?);
+            proxies.push(FaultProxy::start(host).await?);
         }
-        let url = through(url, &ways);
-        Ok(Self { ways, url })
+        let url = proxied_url(url, &proxies);
+        Ok(Self { proxies, url })
     }
 
-    /// The same for servers that speak HTTP/2: see [`FaultProxy::for_http2`].
+    /// Prepares all proxies for HTTP/2: see [`FaultProxy::for_http2`].
     #[must_use]
     pub fn for_http2(self) -> Self {
-        Self { ways: self.ways.into_iter().map(FaultProxy::for_http2).collect(), ..self }
+        Self { proxies: self.proxies.into_iter().map(FaultProxy::for_http2).collect(), ..self }
     }
 
-    /// The URL of the same store, by way of the proxies.
+    /// Returns the URL of the same store, proxied_url the proxies.
     ///
     /// # Errors
     ///
-    /// A credential or a path in the URL has characters that would need to be escaped.
+    /// A user, a password or a path in the URL has characters that would need to be escaped.
     pub fn url(&self) -> Result<ConnectUrl> {
         self.url.parse()
     }
 
-    /// Where the way to this server begins.
+    /// Returns the address of the proxy for this server.
     ///
     /// # Panics
     ///
-    /// There are not so many.
+    /// If `at` is out of range.
     #[must_use]
     pub fn address(&self, at: usize) -> SocketAddr {
-        self.ways[at].address()
+        self.proxies[at].address()
     }
 
     fn each(&self, act: impl Fn(&FaultProxy)) {
-        self.ways.iter().for_each(act);
+        self.proxies.iter().for_each(act);
     }
 }
 
-/// By name and not by address: the certificate of a server is often for that alone.
-fn through(url: &ConnectUrl, ways: &[FaultProxy]) -> String {
-    let hosts: Vec<_> = ways.iter().map(|way| format!("localhost:{}", way.address().port())).collect();
+/// Returns the URL with the host name `localhost` and not with an address: the certificate of a server is often for the
+/// name only.
+fn proxied_url(url: &ConnectUrl, proxies: &[FaultProxy]) -> String {
+    let hosts: Vec<_> = proxies.iter().map(|proxy| format!("localhost:{}", proxy.address().port())).collect();
     let login = match (url.user(), url.password()) {
         (Some(user), Some(password)) => format!("{user}:{password}@"),
         _ => String::new(),
@@ -83,7 +85,7 @@ impl Network for Proxies {
     }
 
     fn delay(&self, each: Duration, jitter: Duration) {
-        self.each(|way| way.delay(each, jitter));
+        self.each(|proxy| proxy.delay(each, jitter));
     }
 
     fn refuse(&self) {
@@ -91,7 +93,7 @@ impl Network for Proxies {
     }
 
     fn requests(&self) -> usize {
-        self.ways.iter().map(FaultProxy::requests).sum()
+        self.proxies.iter().map(FaultProxy::requests).sum()
     }
 
     fn heal(&self) {
@@ -103,14 +105,14 @@ impl Network for Proxies {
     }
 
     fn lose_next_reply(&self) {
-        // On the one that is in use; the others would lose one much later.
-        let used = self.ways.iter().max_by_key(|way| way.connections());
-        used.iter().for_each(|way| way.drop_next_reply());
+        // On the proxy in use; the others would lose a reply much later.
+        let used = self.proxies.iter().max_by_key(|proxy| proxy.connections());
+        used.iter().for_each(|proxy| proxy.drop_next_reply());
     }
 
-    /// Only where there is one way: nobody knows which one the next request takes.
+    /// Works with one proxy only: otherwise it is unknown which one gets the next request.
     fn hold_next_request(&self) -> Option<Held> {
-        match &self.ways[..] {
+        match &self.proxies[..] {
             [only] => Some(only.hold_next_request()),
             _ => None,
         }

@@ -1,14 +1,14 @@
-//! What a client of HTTP/2 says besides its requests.
+//! What an HTTP/2 client sends besides its requests.
 
-/// The length of what every frame begins with.
+/// The length of a frame header.
 const HEADER: usize = 9;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const WINDOW_UPDATE: u8 = 8;
 
-/// Whether there is more in a chunk than what keeps a connection going. What is no frame, or the rest of one that began
-/// earlier, counts as a request: at worst one more is counted.
-pub(super) fn asks(mut chunk: &[u8]) -> bool {
+/// Returns whether a chunk contains more than connection maintenance. Data that is no frame, or the rest of one that
+/// began earlier, counts as a request: at worst one more is counted.
+pub(super) fn has_request(mut chunk: &[u8]) -> bool {
     while let Some((header, rest)) = chunk.split_at_checked(HEADER) {
         if !matches!(header[3], SETTINGS | PING | WINDOW_UPDATE) {
             return true;
@@ -31,17 +31,17 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_connection_going_is_no_request() {
-        assert!(!asks(&frame(PING, 8)));
-        assert!(!asks(&[frame(SETTINGS, 0), frame(WINDOW_UPDATE, 4), frame(PING, 8)].concat()));
-        assert!(!asks(&[]));
+    fn connection_maintenance_is_no_request() {
+        assert!(!has_request(&frame(PING, 8)));
+        assert!(!has_request(&[frame(SETTINGS, 0), frame(WINDOW_UPDATE, 4), frame(PING, 8)].concat()));
+        assert!(!has_request(&[]));
     }
 
     #[test]
-    fn headers_and_data_are_one_wherever_they_stand() {
-        assert!(asks(&frame(1, 20)));
-        assert!(asks(&[frame(PING, 8), frame(0, 5)].concat()));
-        assert!(asks(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"));
-        assert!(asks(&[1, 2, 3]), "the rest of something");
+    fn headers_and_data_are_a_request_in_every_position() {
+        assert!(has_request(&frame(1, 20)));
+        assert!(has_request(&[frame(PING, 8), frame(0, 5)].concat()));
+        assert!(has_request(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"));
+        assert!(has_request(&[1, 2, 3]), "the rest of a frame");
     }
 }

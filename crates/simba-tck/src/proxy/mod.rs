@@ -1,15 +1,14 @@
-//! A bad network between a client library and a real server: TCP connections that stall, lag, break, and lose
-//! what they carry.
+//! Fault injection between a client library and a real server: TCP connections that stall, lag, break, and lose data.
 
 mod conditions;
 mod connection;
 mod group;
-mod host;
 mod http2;
-mod lane;
+mod pipe;
 mod shared;
 #[cfg(test)]
 mod tests;
+mod thread;
 
 use std::fmt;
 use std::io;
@@ -18,23 +17,23 @@ use std::time::Duration;
 
 use conditions::{Latency, Stall};
 pub use group::Proxies;
-use host::Host;
 pub use shared::Counts;
 use shared::Shared;
+use thread::ProxyThread;
 
 use crate::held::Held;
 
-/// A TCP proxy between a client and a real server that breaks on demand.
+/// A TCP proxy between a client and a real server that injects faults on demand.
 ///
-/// Everything passes until told otherwise. The standing conditions hold for all present and future connections
-/// and add up until [`pass`](Self::pass), but of the three stalls the last one counts. The single events befall
-/// one connection each, or with [`cut`](Self::cut) all that are open.
+/// Everything passes by default. The persistent conditions apply to all present and future connections and add up until
+/// [`pass`](Self::pass), but of the three stalls the last one counts. The single events affect one connection each,
+/// or with [`cut`](Self::cut) all open ones.
 ///
 /// The proxy has a thread of its own, so it works for async and blocking clients on any runtime, with or without
 /// virtual time. Dropping it closes its port and all its connections before the drop returns.
 ///
-/// A chunk is what one read yields: for a client that waits for each reply, a small request or a small reply.
-/// What has left the proxy is in the hands of the system: a condition does not call it back.
+/// A chunk is the result of one read: for a client that waits for each reply, a small request or a small reply.
+/// Data that the proxy has written is in the buffers of the system: a condition does not affect it.
 ///
 /// # Examples
 ///
@@ -68,18 +67,18 @@ use crate::held::Held;
 /// # }
 /// ```
 pub struct FaultProxy {
-    host: Host,
+    thread: ProxyThread,
     address: SocketAddr,
     seed: u64,
 }
 
 impl FaultProxy {
-    /// Starts a proxy in front of `upstream`, a `host:port`, on a free port of the loopback interface. Its jitter
-    /// is random; `Debug` shows the seed.
+    /// Starts a proxy in front of `upstream`, a `host:port`, on a free port of the loopback interface. Its jitter is
+    /// random; `Debug` shows the seed.
     ///
     /// # Errors
     ///
-    /// When the system gives it no port or no thread. Whether the server is there shows on the connections.
+    /// There is no free port or no thread. An unreachable server shows on the connections only.
     pub async fn start(upstream: impl ToString + Send) -> io::Result<Self> {
         Self::with_seed(upstream, fastrand::u64(..)).await
     }
@@ -90,63 +89,62 @@ impl FaultProxy {
     ///
     /// As for [`start`](Self::start).
     pub async fn with_seed(upstream: impl ToString + Send, seed: u64) -> io::Result<Self> {
-        let (host, address) = Host::start(upstream.to_string(), seed)?;
+        let (thread, address) = ProxyThread::start(upstream.to_string(), seed)?;
         let address = address.await.map_err(|_| io::Error::other("the proxy's thread has died"))??;
-        Ok(Self { host, address, seed })
+        Ok(Self { thread, address, seed })
     }
 
-    /// Takes no chunk for a request in which a client of HTTP/2 only answers a ping, confirms settings or makes room:
-    /// how often it does is up to the server.
+    /// Does not count a chunk as a request if an HTTP/2 client only answers a ping, confirms settings or updates a
+    /// window: how often it does depends on the server.
     #[must_use]
     pub fn for_http2(self) -> Self {
         self.shared().expect_http2();
         self
     }
 
-    /// Where clients connect to.
+    /// Returns the address for clients.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Heals the network: everything flows again, and what was stalled or is late arrives at once, in order.
+    /// Removes all conditions: data flows again, and stalled or delayed data arrives at once, in order.
     ///
-    /// It takes back a [`drop_next_reply`](Self::drop_next_reply) that has not struck yet. What is
-    /// [`Held`] stays held.
+    /// Also cancels a [`drop_next_reply`](Self::drop_next_reply) that has not happened yet. A [`Held`] request stays
+    /// held.
     pub fn pass(&self) {
         self.shared().events().lost_replies = 0;
         self.shared().change(|conditions| conditions.heal());
     }
 
-    /// Lets nothing through in either direction, without an error: connections stay open, new ones are accepted
-    /// but do not reach the server, and who sends too much is blocked.
+    /// Blocks both directions, without an error: connections stay open, new ones are accepted but not forwarded to the
+    /// server, and a sender is blocked once the buffers are full.
     pub fn stall(&self) {
         self.shared().change(|conditions| conditions.stall = Stall::Both);
     }
 
-    /// Lets no request and no connect through; replies still arrive.
+    /// Blocks requests and connects; replies still arrive.
     pub fn stall_requests(&self) {
         self.shared().change(|conditions| conditions.stall = Stall::Requests);
     }
 
-    /// Lets no reply through; requests and connects still arrive.
+    /// Blocks replies; requests and connects still arrive.
     pub fn stall_replies(&self) {
         self.shared().change(|conditions| conditions.stall = Stall::Replies);
     }
 
-    /// Lets every chunk arrive later by `each` and a random part of `jitter`, in either direction. They stay in
-    /// order, and do not wait for each other.
+    /// Delays every chunk by `each` and a random part of `jitter`, in both directions. Chunks stay in order, and do not
+    /// wait for each other.
     pub fn delay(&self, each: Duration, jitter: Duration) {
         self.shared().change(|conditions| conditions.latency = Some(Latency { each, jitter }));
     }
 
-    /// Resets new connections; those that are open live on.
+    /// Resets new connections; open ones are not affected.
     pub fn refuse(&self) {
         self.shared().change(|conditions| conditions.refusing = true);
     }
 
-    /// Resets all open connections at both ends, stalled or not. A request that is [`Held`] is lost with its
-    /// connection.
+    /// Resets all open connections at both ends, stalled or not. A [`Held`] request is lost with its connection.
     ///
     /// A connection is open once it counts as [`accepted`](Self::accepted). For a client, that is soon after its
     /// connect, and certainly before the first reply.
@@ -154,19 +152,19 @@ impl FaultProxy {
         self.shared().change(|conditions| conditions.cuts += 1);
     }
 
-    /// Loses a reply: the next request that reaches the server chooses the connection, the next chunk that the
-    /// server sends on it is swallowed, and the connection is reset, for TCP does not lose bytes otherwise.
+    /// Loses a reply: the next request that reaches the server selects the connection, the next chunk that the server
+    /// sends on it is dropped, and the connection is reset, because TCP does not lose bytes otherwise.
     pub fn drop_next_reply(&self) {
         self.shared().events().lost_replies += 1;
     }
 
-    /// Keeps back the next chunk that a client sends, and all that follow on its connection.
+    /// Holds back the next chunk that a client sends, and all that follow on its connection.
     #[must_use = "the request is discarded when this is dropped"]
     pub fn hold_next_request(&self) -> Held {
         self.hold_next_request_with(&[""])
     }
 
-    /// Keeps back the next chunk that a client sends and that contains one of `texts`, and all that follow on its
+    /// Holds back the next chunk that a client sends and that contains one of `texts`, and all that follow on its
     /// connection.
     #[must_use = "the request is discarded when this is dropped"]
     pub fn hold_next_request_with(&self, texts: &[&str]) -> Held {
@@ -176,25 +174,25 @@ impl FaultProxy {
         held
     }
 
-    /// How many connections are open now. One that its client closed is open until the server closed it too.
+    /// Returns how many connections are open. One that its client closed is open until the server has closed it, too.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.shared().counts().connections
     }
 
-    /// How often a client connected so far, including those that were reset at once.
+    /// Returns how often a client connected so far, including those that were reset at once.
     #[must_use]
     pub fn accepted(&self) -> usize {
         self.shared().counts().accepted
     }
 
-    /// How many chunks with requests came from clients so far, whatever became of them.
+    /// Returns how many chunks with requests clients sent so far, whatever became of them.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.shared().counts().requests
     }
 
-    /// Waits until the counters are as wanted.
+    /// Waits until the counters satisfy the predicate.
     ///
     /// # Cancel safety
     ///
@@ -204,7 +202,7 @@ impl FaultProxy {
     }
 
     fn shared(&self) -> &Shared {
-        &self.host.shared
+        &self.thread.shared
     }
 }
 

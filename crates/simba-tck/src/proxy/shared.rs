@@ -1,15 +1,15 @@
-//! What the handle and the connections share.
+//! The state that the handle and the connections share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use super::conditions::{Conditions, Outlook};
+use super::conditions::{Conditions, Watcher};
 use super::http2;
 use crate::held::{Released, Trap};
 
-/// What a [`FaultProxy`](super::FaultProxy) has counted.
+/// The counters of a [`FaultProxy`](super::FaultProxy).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
@@ -25,7 +25,7 @@ pub struct Counts {
 #[derive(Debug, Default)]
 pub(super) struct Events {
     pub(super) lost_replies: usize,
-    /// Each keeps back a chunk that contains one of these texts.
+    /// Each holds back a chunk that contains one of these texts.
     pub(super) traps: Vec<(Vec<String>, Trap)>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Shared {
     conditions: watch::Sender<Conditions>,
     counts: watch::Sender<Counts>,
     events: Mutex<Events>,
-    speaks_http2: AtomicBool,
+    is_http2: AtomicBool,
 }
 
 impl Shared {
@@ -45,25 +45,25 @@ impl Shared {
             conditions: watch::Sender::default(),
             counts: watch::Sender::default(),
             events: Mutex::default(),
-            speaks_http2: AtomicBool::new(false),
+            is_http2: AtomicBool::new(false),
         }
     }
 
     pub(super) fn expect_http2(&self) {
-        self.speaks_http2.store(true, Ordering::Relaxed);
+        self.is_http2.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a chunk from a client asks for something.
+    /// Returns whether a chunk from a client contains a request.
     pub(super) fn is_request(&self, chunk: &[u8]) -> bool {
-        !self.speaks_http2.load(Ordering::Relaxed) || http2::asks(chunk)
+        !self.is_http2.load(Ordering::Relaxed) || http2::has_request(chunk)
     }
 
     pub(super) fn change(&self, change: impl FnOnce(&mut Conditions)) {
         self.conditions.send_modify(change);
     }
 
-    pub(super) fn outlook(&self) -> Outlook {
-        Outlook::new(&self.conditions)
+    pub(super) fn watcher(&self) -> Watcher {
+        Watcher::new(&self.conditions)
     }
 
     pub(super) fn count(&self, count: impl FnOnce(&mut Counts)) {
@@ -82,7 +82,7 @@ impl Shared {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a request that has just reached the server loses its reply.
+    /// Returns whether a request that has just reached the server loses its reply.
     pub(super) fn loses_reply(&self) -> bool {
         let mut events = self.events();
         let loses = events.lost_replies > 0;
@@ -90,11 +90,11 @@ impl Shared {
         loses
     }
 
-    /// Returns what decides about a request that has just come in, if it is to be held.
+    /// Returns what decides about a received request, if it is to be held.
     pub(super) fn hold(&self, chunk: &[u8]) -> Option<Released> {
         let mut events = self.events();
         let is_wanted = |(texts, _): &mut (Vec<String>, Trap)| texts.iter().any(|text| contains(chunk, text));
-        events.traps.extract_if(.., is_wanted).find_map(|(_, trap)| trap.spring())
+        events.traps.extract_if(.., is_wanted).find_map(|(_, trap)| trap.trigger())
     }
 }
 

@@ -10,13 +10,13 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// Ample for whatever must happen.
-const AMPLE: Duration = Duration::from_secs(60);
-/// How long nothing may happen where nothing must. A slow machine hides a fault here, and never invents one.
+/// Time limit for everything that must happen.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long to wait where nothing must happen. A slow machine may hide a fault here, but never causes one.
 const QUIET: Duration = Duration::from_millis(30);
 
 async fn within<T>(future: impl Future<Output = T>) -> T {
-    timeout(AMPLE, future).await.expect("it takes too long")
+    timeout(LIMIT, future).await.expect("it takes too long")
 }
 
 /// A proxy and the server behind it.
@@ -32,7 +32,7 @@ impl Net {
         Self { proxy, server }
     }
 
-    /// One connection.
+    /// Creates a proxy with one connection.
     async fn joined() -> (Self, End, End) {
         let net = Self::new().await;
         let (client, server) = net.join().await;
@@ -87,7 +87,7 @@ impl End {
         assert_eq!(String::from_utf8_lossy(&bytes), text);
     }
 
-    /// Neither bytes nor an end.
+    /// Checks that neither data nor the end arrives.
     async fn gets_nothing(&mut self) {
         timeout(QUIET, self.0.read(&mut [0])).await.unwrap_err();
     }
@@ -106,7 +106,7 @@ impl End {
     }
 }
 
-/// A connect that is reset, at once or soon after.
+/// Checks that a connect is reset, at once or soon after.
 async fn connect_is_reset(proxy: &FaultProxy) {
     match within(TcpStream::connect(proxy.address())).await {
         Ok(stream) => End(stream).sees_a_reset().await,
@@ -114,7 +114,7 @@ async fn connect_is_reset(proxy: &FaultProxy) {
     }
 }
 
-/// Both ends can talk to each other.
+/// Checks that both ends can communicate.
 async fn talk(client: &mut End, server: &mut End) {
     client.send("request").await;
     server.gets("request").await;
@@ -128,7 +128,7 @@ fn noise(len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends back whatever comes, on every connection.
+/// Sends back all data, on every connection.
 fn echo(server: TcpListener) {
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = server.accept().await {
@@ -142,7 +142,7 @@ fn echo(server: TcpListener) {
 }
 
 #[tokio::test]
-async fn a_mebibyte_passes_both_ways_intact() {
+async fn mebibyte_passes_both_directions_unchanged() {
     let Net { proxy, server } = Net::new().await;
     echo(server);
     let sent = noise(1 << 20);
@@ -155,12 +155,12 @@ async fn a_mebibyte_passes_both_ways_intact() {
     };
     let (done, read) = within(async { tokio::join!(send, replies.read_to_end(&mut got)) }).await;
     done.and(read.map(drop)).unwrap();
-    assert!(got == sent, "{} bytes came back changed", got.len());
+    assert!(got == sent, "{} bytes came back, changed", got.len());
     within(proxy.until(|counts| counts.connections == 0)).await;
 }
 
 #[tokio::test]
-async fn a_half_close_leaves_the_other_half_open() {
+async fn half_close_leaves_the_other_half_open() {
     let (net, mut client, mut server) = Net::joined().await;
     client.half_close().await;
     server.sees_the_end().await;
@@ -172,7 +172,7 @@ async fn a_half_close_leaves_the_other_half_open() {
 }
 
 #[tokio::test]
-async fn a_half_close_by_the_server_lets_requests_through() {
+async fn half_close_by_the_server_lets_requests_through() {
     let (_net, mut client, mut server) = Net::joined().await;
     server.half_close().await;
     client.sees_the_end().await;
@@ -181,7 +181,7 @@ async fn a_half_close_by_the_server_lets_requests_through() {
 }
 
 #[tokio::test]
-async fn a_reset_of_one_end_reaches_the_other() {
+async fn reset_of_one_end_reaches_the_other() {
     let (net, client, mut server) = Net::joined().await;
     client.0.set_zero_linger().unwrap();
     drop(client);
@@ -194,7 +194,7 @@ async fn a_reset_of_one_end_reaches_the_other() {
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_resets_the_client() {
+async fn refusing_server_resets_the_client() {
     let Net { proxy, server } = Net::new().await;
     drop(server);
     connect_is_reset(&proxy).await;
@@ -202,7 +202,7 @@ async fn a_server_that_refuses_resets_the_client() {
 }
 
 #[tokio::test]
-async fn a_stall_stops_both_ways_and_heals_in_order() {
+async fn stall_blocks_both_directions_and_keeps_the_order() {
     let (net, mut client, mut server) = Net::joined().await;
     talk(&mut client, &mut server).await;
     net.proxy.stall();
@@ -221,7 +221,7 @@ async fn a_stall_stops_both_ways_and_heals_in_order() {
 }
 
 #[tokio::test]
-async fn a_stall_takes_connects_and_forwards_none() {
+async fn stall_accepts_connects_and_forwards_none() {
     let net = Net::new().await;
     net.proxy.stall();
     let mut client = net.connect().await;
@@ -233,7 +233,7 @@ async fn a_stall_takes_connects_and_forwards_none() {
 }
 
 #[tokio::test]
-async fn a_stall_blocks_who_sends_too_much() {
+async fn stall_blocks_a_sender_once_buffers_are_full() {
     const MUCH: usize = 48 << 20;
     let (net, mut client, mut server) = Net::joined().await;
     net.proxy.stall();
@@ -248,19 +248,19 @@ async fn a_stall_blocks_who_sends_too_much() {
     net.proxy.pass();
     let mut got = vec![0; MUCH];
     within(server.0.read_exact(&mut got)).await.unwrap();
-    assert!(got == noise(MUCH), "the bytes came changed");
+    assert!(got == noise(MUCH), "the data was changed");
     within(send).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_stall_keeps_the_end_of_a_client_and_its_last_words() {
+async fn stall_keeps_the_last_data_and_the_end_of_a_client() {
     let (net, mut client, mut server) = Net::joined().await;
     net.proxy.stall();
-    client.send("last words").await;
+    client.send("last data").await;
     drop(client);
     server.gets_nothing().await;
     net.proxy.pass();
-    server.gets("last words").await;
+    server.gets("last data").await;
     server.sees_the_end().await;
 }
 
@@ -307,7 +307,7 @@ async fn of_two_stalls_the_last_one_counts() {
 }
 
 #[tokio::test]
-async fn a_delay_adds_at_least_the_latency_each_way() {
+async fn delay_adds_at_least_the_latency_in_each_direction() {
     const LATENCY: Duration = Duration::from_millis(50);
     let (net, mut client, mut server) = Net::joined().await;
     net.proxy.delay(LATENCY, LATENCY);
@@ -334,11 +334,12 @@ async fn delayed_chunks_do_not_wait_for_each_other_and_stay_in_order() {
     let mut got = Vec::new();
     within((&mut server.0).take(CHUNKS.into()).read_to_end(&mut got)).await.unwrap();
     assert_eq!(got, (1..=CHUNKS).collect::<Vec<_>>());
-    assert!(sent.elapsed() < LATENCY * u32::from(CHUNKS) / 2, "{:?}", sent.elapsed());
+    // If each chunk waited for the one before, all of them would take at least this long.
+    assert!(sent.elapsed() < LATENCY * u32::from(CHUNKS), "{:?}", sent.elapsed());
 }
 
 #[tokio::test]
-async fn what_is_late_arrives_when_the_network_heals() {
+async fn delayed_data_arrives_when_the_network_heals() {
     let (net, mut client, mut server) = Net::joined().await;
     net.proxy.delay(Duration::MAX, Duration::ZERO);
     client.send("1").await;
@@ -350,7 +351,7 @@ async fn what_is_late_arrives_when_the_network_heals() {
 }
 
 #[tokio::test]
-async fn what_is_late_does_not_pass_a_stall() {
+async fn delayed_data_does_not_pass_a_stall() {
     let (net, mut client, mut server) = Net::joined().await;
     net.proxy.delay(Duration::from_millis(1), Duration::ZERO);
     net.proxy.stall();
@@ -362,7 +363,7 @@ async fn what_is_late_does_not_pass_a_stall() {
 }
 
 #[tokio::test]
-async fn refused_connections_are_reset_and_open_ones_live() {
+async fn refused_connections_are_reset_and_open_ones_stay() {
     let (net, mut client, mut server) = Net::joined().await;
     net.proxy.refuse();
     connect_is_reset(&net.proxy).await;
@@ -376,7 +377,7 @@ async fn refused_connections_are_reset_and_open_ones_live() {
 }
 
 #[tokio::test]
-async fn a_cut_resets_both_ends_and_spares_new_connections() {
+async fn cut_resets_both_ends_and_not_new_connections() {
     let (net, mut client, mut server) = Net::joined().await;
     talk(&mut client, &mut server).await;
     let waiting = tokio::spawn(async move { client.sees_a_reset().await });
@@ -389,7 +390,7 @@ async fn a_cut_resets_both_ends_and_spares_new_connections() {
 }
 
 #[tokio::test]
-async fn a_cut_resets_what_is_stalled() {
+async fn cut_resets_stalled_connections() {
     let (net, mut client, mut server) = Net::joined().await;
     net.proxy.stall();
     client.send("request").await;
@@ -404,7 +405,7 @@ async fn a_cut_resets_what_is_stalled() {
 }
 
 #[tokio::test]
-async fn a_lost_reply_is_swallowed_and_its_connection_reset() {
+async fn lost_reply_is_dropped_and_its_connection_reset() {
     let (net, mut client, mut server) = Net::joined().await;
     let (mut other_client, mut other_server) = net.join().await;
     net.proxy.drop_next_reply();
@@ -420,7 +421,7 @@ async fn a_lost_reply_is_swallowed_and_its_connection_reset() {
 }
 
 #[tokio::test]
-async fn replies_are_lost_as_often_as_asked_for() {
+async fn replies_are_lost_as_often_as_requested() {
     let net = Net::new().await;
     net.proxy.drop_next_reply();
     net.proxy.drop_next_reply();
@@ -438,7 +439,7 @@ async fn replies_are_lost_as_often_as_asked_for() {
 }
 
 #[tokio::test]
-async fn healing_takes_back_a_lost_reply() {
+async fn pass_cancels_a_lost_reply() {
     let (net, mut client, mut server) = Net::joined().await;
     net.proxy.drop_next_reply();
     net.proxy.pass();
@@ -446,7 +447,7 @@ async fn healing_takes_back_a_lost_reply() {
 }
 
 #[tokio::test]
-async fn a_held_request_arrives_when_delivered_before_what_follows() {
+async fn delivered_request_arrives_before_later_ones() {
     let (net, mut client, mut server) = Net::joined().await;
     let mut held = net.proxy.hold_next_request();
     client.send("1").await;
@@ -464,7 +465,7 @@ async fn a_held_request_arrives_when_delivered_before_what_follows() {
 }
 
 #[tokio::test]
-async fn a_request_is_held_for_what_it_contains() {
+async fn request_is_held_by_its_content() {
     let (net, mut client, mut server) = Net::joined().await;
     let mut held = net.proxy.hold_next_request_with(&["take", "give"]);
     talk(&mut client, &mut server).await;
@@ -478,7 +479,7 @@ async fn a_request_is_held_for_what_it_contains() {
 }
 
 #[tokio::test]
-async fn a_held_request_arrives_after_its_client_has_closed() {
+async fn held_request_arrives_after_its_client_has_closed() {
     let (net, mut client, mut server) = Net::joined().await;
     let mut held = net.proxy.hold_next_request();
     client.send("request").await;
@@ -495,7 +496,7 @@ async fn a_held_request_arrives_after_its_client_has_closed() {
 }
 
 #[tokio::test]
-async fn a_held_request_arrives_after_its_client_was_reset() {
+async fn held_request_arrives_after_its_client_was_reset() {
     let (net, mut client, mut server) = Net::joined().await;
     let mut held = net.proxy.hold_next_request();
     client.send("request").await;
@@ -514,7 +515,7 @@ async fn a_held_request_arrives_after_its_client_was_reset() {
 }
 
 #[tokio::test]
-async fn a_held_request_that_is_dropped_is_discarded() {
+async fn dropped_held_request_is_discarded() {
     let (net, mut client, mut server) = Net::joined().await;
     let mut held = net.proxy.hold_next_request();
     client.send("request").await;
@@ -525,7 +526,7 @@ async fn a_held_request_that_is_dropped_is_discarded() {
 }
 
 #[tokio::test]
-async fn nothing_is_held_for_who_has_lost_interest() {
+async fn no_request_is_held_after_drop_or_deliver() {
     let (net, mut client, mut server) = Net::joined().await;
     drop(net.proxy.hold_next_request());
     net.proxy.hold_next_request().deliver();
@@ -556,7 +557,7 @@ async fn dropping_the_proxy_closes_everything() {
 }
 
 #[tokio::test]
-async fn a_hundred_connections_at_once() {
+async fn hundred_connections_at_once_work() {
     let Net { proxy, server } = Net::new().await;
     echo(server);
     let mut clients = Vec::new();
@@ -578,7 +579,7 @@ async fn a_hundred_connections_at_once() {
 }
 
 #[test]
-fn it_outlives_the_runtime_it_was_started_on_and_serves_threads_that_block() {
+fn proxy_survives_its_runtime_and_serves_blocking_threads() {
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let started = Builder::new_current_thread().build().unwrap();
     let proxy = started.block_on(FaultProxy::start(server.local_addr().unwrap())).unwrap();
@@ -606,10 +607,10 @@ async fn virtual_time_of_the_caller_does_not_shorten_a_delay() {
 }
 
 #[test]
-fn the_handles_go_anywhere() {
-    fn anywhere<T: Send + Sync + 'static>() {}
-    anywhere::<FaultProxy>();
-    anywhere::<Held>();
+fn handles_are_send_and_sync() {
+    fn assert_send_sync<T: Send + Sync + 'static>() {}
+    assert_send_sync::<FaultProxy>();
+    assert_send_sync::<Held>();
 }
 
 #[tokio::test]

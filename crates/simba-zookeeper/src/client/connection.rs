@@ -1,278 +1,458 @@
-//! One connection: the socket, TLS, the handshake, the credentials.
+//! One open connection: sends requests and pings, matches replies, notifies watches.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::{Clock, Error, ErrorKind, Moment, within};
-use simba_net::{Place, dial};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio_rustls::TlsConnector;
+use simba_core::clock::Sleep;
+use simba_core::{Clock, Moment};
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::{mpsc, oneshot};
 
-use super::code::Code;
-use super::early::Behind;
-use super::frame::Frames;
-use super::jute::{Malformed, Reader, Writer};
-use super::message::{self, Granted, Header};
-use super::sasl;
-use crate::config::{Login, Scheme, ZookeeperConfig};
+use super::failure::Failure;
+use super::handshake::{Session, Transport};
+use super::outbox::{Call, Completion, Outbox, Outcome};
+use super::proof::{LeaderContact, SessionProof};
+use super::protocol::message::{self, EVENT, Header, PING};
+use super::protocol::{Code, Malformed, Reader, Reply, Request, Writer};
+use super::{Command, Shared};
 
-/// The two directions of a connection that a server has accepted.
-pub(super) struct Wire {
-    pub(super) reader: Box<dyn AsyncRead + Send + Unpin>,
-    pub(super) writer: Box<dyn AsyncWrite + Send + Unpin>,
-    pub(super) frames: Frames,
-    /// When the session was asked for.
-    pub(super) asked: Moment,
+/// The longest delay of a deferred call, whose caller may be dropped by then.
+const DEFER_DELAY: Duration = Duration::from_millis(50);
+/// Requests are numbered from here. The login may have used smaller numbers.
+pub(super) const FIRST_XID: i32 = 16;
+
+/// The part of a session that outlives its connections.
+pub(super) struct Context {
+    pub(super) outbox: Outbox,
+    pub(super) inbox: mpsc::UnboundedReceiver<Command>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) closing: Option<oneshot::Sender<()>>,
+    /// The client was dropped, or it was closed during a handshake: no further command is expected.
+    pub(super) client_dropped: bool,
 }
 
-/// What a client knows of its session.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Life {
-    pub(super) session: i64,
-    pub(super) password: Vec<u8>,
-    /// The latest transaction it has seen: a server that knows less must not serve it.
-    pub(super) zxid: i64,
-}
-
-/// How a handshake ended, if not with an error.
-pub(super) enum Shake {
-    Granted(Wire, Granted),
-    /// The server does not have the session any more.
-    Expired,
-    /// The question may have come through, an answer did not.
-    Unheard(Error),
-}
-
-impl Wire {
-    /// Connects to one server and asks for the session, with whatever is to be said behind the question.
-    pub(super) async fn open(
-        config: &ZookeeperConfig,
-        place: &Place,
-        life: &Life,
-        timeout: u32,
-        limit: Duration,
-        clock: &Arc<dyn Clock>,
-        behind: Behind,
-    ) -> Result<Shake, Error> {
-        let tcp = dial(&place.host, place.port, limit, &**clock).await.map_err(|e| unreachable(place, e))?;
-        let shaken = within(&**clock, limit, async {
-            let mut wire = match &config.tls {
-                None => {
-                    let (reader, writer) = tcp.into_split();
-                    Self::of(reader, writer, clock.now())
-                }
-                Some(tls) => {
-                    let connector = TlsConnector::from(tls.client_config()?);
-                    let name = tls.server_name(&place.host)?;
-                    let stream = connector.connect(name, tcp).await.map_err(|e| refused(place, e))?;
-                    let (reader, writer) = tokio::io::split(stream);
-                    Self::of(reader, writer, clock.now())
-                }
-            };
-            let granted = wire.shake(place, life, timeout, behind).await?;
-            if granted.session == 0 || granted.timeout <= 0 {
-                return Ok(Shake::Expired);
-            }
-            if let Some(login) = &config.login {
-                wire.log_in(place, login).await?;
-            }
-            Ok(Shake::Granted(wire, granted))
-        });
-        shaken.await.unwrap_or_else(|| Ok(Shake::Unheard(silent(place, limit))))
-    }
-
-    pub(super) fn of(
-        reader: impl AsyncRead + Send + Unpin + 'static,
-        writer: impl AsyncWrite + Send + Unpin + 'static,
-        asked: Moment,
-    ) -> Self {
-        Self { reader: Box::new(reader), writer: Box::new(writer), frames: Frames::default(), asked }
-    }
-
-    async fn shake(
-        &mut self,
-        place: &Place,
-        life: &Life,
-        timeout: u32,
-        mut behind: Behind,
-    ) -> Result<Granted, Error> {
-        let mut writer = Writer::default();
-        let timeout = i32::try_from(timeout).unwrap_or(i32::MAX);
-        message::connect(life.zxid, timeout, life.session, &life.password, &mut writer);
-        self.put(place, &writer).await?;
-        let frame = loop {
-            tokio::select! {
-                // What was handed over is under way for all others: it is written even if the answer is there.
-                biased;
-                // Where it cannot be written, what the server said last tells why.
-                Some(more) = behind.recv() => drop(self.put(place, &more).await),
-                frame = self.frame(place) => break frame?,
-            }
-        };
-        message::connected(&frame).map_err(|malformed| stranger(place, malformed))
-    }
-
-    async fn log_in(&mut self, place: &Place, login: &Login) -> Result<(), Error> {
-        let mut writer = Writer::default();
-        match login.scheme {
-            Scheme::Digest => {
-                let credentials = format!("{}:{}", login.user, login.password);
-                message::authenticate("digest", credentials.as_bytes(), &mut writer);
-                self.put(place, &writer).await?;
-                let frame = self.frame(place).await?;
-                accepted(place, &mut Reader::new(&frame))
-            }
-            Scheme::Sasl => {
-                message::sasl(1, &[], &mut writer);
-                let challenge = self.token(place, &writer).await?;
-                let mut writer = Writer::default();
-                let answer = sasl::answer(&challenge, &login.user, &login.password)
-                    .ok_or_else(|| stranger(place, Malformed("the server's challenge is not DIGEST-MD5")))?;
-                message::sasl(2, answer.text.as_bytes(), &mut writer);
-                let judged = self.token(place, &writer).await.map_err(|error| {
-                    if hung_up(&error) { denied(place).with_source(error) } else { error }
-                })?;
-                if answer.is_proven_by(&judged) { Ok(()) } else { Err(unproven(place)) }
-            }
-        }
-    }
-
-    /// One step of SASL.
-    async fn token(&mut self, place: &Place, writer: &Writer) -> Result<Vec<u8>, Error> {
-        self.put(place, writer).await?;
-        let frame = self.frame(place).await?;
-        let mut reader = Reader::new(&frame);
-        accepted(place, &mut reader)?;
-        let token = reader.buffer().map_err(|malformed| stranger(place, malformed))?;
-        Ok(token.to_vec())
-    }
-
-    async fn put(&mut self, place: &Place, writer: &Writer) -> Result<(), Error> {
-        self.writer.write_all(writer.bytes()).await.map_err(|error| broken(place, error))?;
-        self.writer.flush().await.map_err(|error| broken(place, error))
-    }
-
-    /// Waits for the next message.
+impl Context {
+    /// Waits for the next command, and takes all commands that are queued.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost with a call that is dropped.
-    async fn frame(&mut self, place: &Place) -> Result<Vec<u8>, Error> {
+    /// A dropped call takes no command.
+    pub(super) async fn receive(&mut self) {
+        match self.inbox.recv().await {
+            Some(command) => self.take(command),
+            None => self.client_dropped = true,
+        }
+        while let Ok(command) = self.inbox.try_recv() {
+            self.take(command);
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Send(call) => self.outbox.calls.push_back(call),
+            Command::SendBoth(one, other) => self.outbox.calls.extend([one, other]),
+            Command::Deferred(call) => self.outbox.deferred.push(call),
+            Command::Close(to) => self.closing = Some(to),
+        }
+    }
+
+    /// Fails the calls and checks that wait to be sent, and keeps the background calls.
+    pub(super) fn fail(&mut self, failure: &Failure) {
+        while let Ok(command) = self.inbox.try_recv() {
+            self.take(command);
+        }
+        self.outbox.fail(failure);
+    }
+
+    pub(super) const fn is_ending(&self) -> bool {
+        self.closing.is_some() || self.client_dropped
+    }
+}
+
+/// The reason for which a connection ended.
+#[derive(Debug)]
+pub(super) enum End {
+    Broken(String),
+    Expired,
+    Closed,
+}
+
+/// A request that was sent and is not answered yet.
+pub(super) struct InFlight {
+    pub(super) xid: i32,
+    pub(super) sent: Moment,
+    pub(super) call: Call,
+}
+
+/// A connection with a granted session.
+pub(super) struct Connection {
+    transport: Transport,
+    out: Writer,
+    flushed: bool,
+    in_flight: VecDeque<InFlight>,
+    /// The time at which the unanswered ping was sent.
+    ping: Option<Moment>,
+    xid: i32,
+    closing: bool,
+    session: i64,
+    timeout: Duration,
+    contact: LeaderContact,
+    began: Moment,
+    /// The time at which the last message arrived.
+    pub(super) last_received: Moment,
+}
+
+impl Connection {
+    /// Creates a connection on which the requests `in_flight` were sent during the handshake.
+    pub(super) fn new(
+        transport: Transport,
+        in_flight: VecDeque<InFlight>,
+        session: i64,
+        timeout: Duration,
+        now: Moment,
+    ) -> Self {
+        Self {
+            contact: LeaderContact::new(transport.requested_at),
+            transport,
+            out: Writer::default(),
+            flushed: true,
+            ping: None,
+            xid: in_flight.back().map_or(FIRST_XID, |request| request.xid),
+            in_flight,
+            closing: false,
+            session,
+            timeout,
+            began: now,
+            last_received: now,
+        }
+    }
+
+    /// Runs until the connection or the session ends.
+    pub(super) async fn run(&mut self, ctx: &mut Context, session: &mut Session) -> End {
+        let clock = Arc::clone(&ctx.clock);
+        // A ping in every twelfth of the timeout: see `LeaderContact`.
+        let (interval, silence_limit) = (self.timeout / 12, self.timeout / 3);
+        let defer_delay = DEFER_DELAY.min(interval);
+        let mut tick = clock.sleep_until(clock.now() + interval);
+        let mut defer_timer = None;
+        // The read that brought the answer to the handshake may have brought others.
+        if let Some(end) = self.on_read(Ok(true), ctx, session) {
+            return end;
+        }
         loop {
-            if let Some(frame) = self.frames.next().map_err(|malformed| stranger(place, malformed))? {
-                return Ok(frame.to_vec());
+            self.send(ctx);
+            if defer_timer.is_none() && !ctx.outbox.deferred.is_empty() {
+                defer_timer = Some(clock.sleep_until(clock.now() + defer_delay));
             }
-            match self.frames.fill(&mut self.reader).await {
-                Ok(true) => {}
-                Ok(false) => return Err(broken(place, io::ErrorKind::UnexpectedEof.into())),
-                Err(error) => return Err(broken(place, error)),
+            let has_output = !self.out.bytes().is_empty() || !self.flushed;
+            tokio::select! {
+                biased;
+                read = self.transport.frames.fill(&mut self.transport.reader) => {
+                    if let Some(end) = self.on_read(read, ctx, session) {
+                        return end;
+                    }
+                }
+                written = write(&mut self.transport.writer, self.out.bytes()), if has_output => match written {
+                    Ok(count) => {
+                        self.out.sent(count);
+                        self.flushed = count == 0;
+                    }
+                    Err(error) => return End::Broken(error.to_string()),
+                },
+                () = ctx.receive(), if !ctx.is_ending() => {}
+                () = timer_over(&mut defer_timer) => {
+                    defer_timer = None;
+                    ctx.outbox.release_deferred();
+                }
+                () = &mut tick => {
+                    tick = clock.sleep_until(clock.now() + interval);
+                    if self.oldest_wait(clock.now()) >= silence_limit {
+                        return End::Broken(format!("the server was silent for {silence_limit:?}"));
+                    }
+                    self.heartbeat(clock.now(), &ctx.shared);
+                }
             }
+        }
+    }
+
+    /// Returns how long the oldest unanswered request has waited since the session was granted.
+    fn oldest_wait(&self, now: Moment) -> Duration {
+        let oldest = self.in_flight.front().map(|request| request.sent).into_iter().chain(self.ping).min();
+        oldest.map_or(Duration::ZERO, |sent| now - sent.max(self.began))
+    }
+
+    fn heartbeat(&mut self, now: Moment, shared: &Shared) {
+        if self.ping.is_none() && !self.closing {
+            message::ping(&mut self.out);
+            self.ping = Some(now);
+        }
+        self.check_liveness(now, shared);
+    }
+
+    /// Proves the session by a quorum call while it has waiters. A waiter whose turn comes then needs one read only.
+    fn check_liveness(&mut self, now: Moment, shared: &Shared) {
+        let until = shared.proofs.until(self.session).unwrap_or(Moment::ZERO);
+        let fresh = until.saturating_since(now) >= self.timeout / 2;
+        let is_sent = |request: &InFlight| matches!(request.call.completion, Completion::Ignore);
+        if fresh || self.closing || !shared.has_waiters() || self.in_flight.iter().any(is_sent) {
+            return;
+        }
+        // The root exists while a contender waits below it.
+        let request = Request::Check { paths: vec![shared.root.clone()] };
+        self.write(Call { request, completion: Completion::Ignore }, now);
+    }
+
+    // ===== out =====
+
+    /// Moves the waiting calls to the output buffer.
+    fn send(&mut self, ctx: &mut Context) {
+        while let Some(call) = ctx.outbox.next_call() {
+            self.write(call, ctx.clock.now());
+        }
+        if ctx.is_ending() && !self.closing {
+            self.closing = true;
+            self.write(Call { request: Request::Close, completion: Completion::Ignore }, ctx.clock.now());
+        }
+    }
+
+    fn write(&mut self, call: Call, now: Moment) {
+        let xid = self.next_xid();
+        call.request.write(xid, &mut self.out);
+        self.in_flight.push_back(InFlight { xid, sent: now, call });
+    }
+
+    fn next_xid(&mut self) -> i32 {
+        self.xid = self.xid.checked_add(1).unwrap_or(FIRST_XID);
+        self.xid
+    }
+
+    // ===== in =====
+
+    /// Handles the result of a read. Returns the reason if the connection has ended.
+    fn on_read(&mut self, read: io::Result<bool>, ctx: &mut Context, session: &mut Session) -> Option<End> {
+        match read {
+            Ok(true) => match self.read(ctx, session) {
+                Ok(end) => end,
+                Err(malformed) => Some(End::Broken(malformed.to_string())),
+            },
+            Ok(false) if self.closing => Some(End::Closed),
+            Ok(false) => Some(End::Broken("the server closed the connection".into())),
+            Err(error) => Some(End::Broken(error.to_string())),
+        }
+    }
+
+    /// Handles all complete messages in the buffer.
+    fn read(&mut self, ctx: &mut Context, session: &mut Session) -> Result<Option<End>, Malformed> {
+        loop {
+            // The frame borrows the buffer, and `on_frame` borrows `self`: move the buffer out meanwhile.
+            let mut frames = std::mem::take(&mut self.transport.frames);
+            let outcome = match frames.next() {
+                Ok(Some(frame)) => self.on_frame(frame, ctx, session).map(Some),
+                Ok(None) => Ok(None),
+                Err(malformed) => Err(malformed),
+            };
+            self.transport.frames = frames;
+            match outcome? {
+                None => return Ok(None),
+                Some(None) => {}
+                Some(Some(end)) => return Ok(Some(end)),
+            }
+        }
+    }
+
+    fn on_frame(
+        &mut self,
+        frame: &[u8],
+        ctx: &mut Context,
+        session: &mut Session,
+    ) -> Result<Option<End>, Malformed> {
+        let mut body = Reader::new(frame);
+        let header = Header::read(&mut body)?;
+        session.zxid = session.zxid.max(header.zxid);
+        self.last_received = ctx.clock.now();
+        match header.xid {
+            PING => {
+                if let Some(sent) = self.ping.take() {
+                    self.contact.answered(sent, self.last_received);
+                }
+            }
+            EVENT => {
+                let topic = ctx.shared.topic(message::event(&mut body)?);
+                ctx.shared.wakeups.notify(&topic);
+            }
+            xid => {
+                // Parse before the request is removed: an answer that cannot be parsed ends the connection, and
+                // `lost` has to find all requests in flight.
+                let request = self.in_flight.front().filter(|request| request.xid == xid);
+                let request = request.ok_or(Malformed("an answer came for another request"))?;
+                let outcome = match Code::of(header.error) {
+                    Some(code) => Err(Failure::Refused(code)),
+                    None => Ok(request.call.request.read(&mut body)?),
+                };
+                let request = self.in_flight.pop_front();
+                return Ok(request.and_then(|request| self.conclude(request, outcome, ctx)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Delivers an answer. Returns the reason if it ends the connection.
+    fn conclude(&mut self, request: InFlight, outcome: Outcome, ctx: &mut Context) -> Option<End> {
+        let InFlight { sent, call, .. } = request;
+        let is_expired = |error: &i32| Code::of(*error) == Some(Code::SessionExpired);
+        let (proves, end) = match (&call.request, &outcome) {
+            (Request::Close, _) => (false, Some(End::Closed)),
+            (_, Err(Failure::Refused(Code::SessionExpired))) => (false, Some(End::Expired)),
+            // Only a request whose checks all succeeded counts as a proof.
+            (_, Ok(Reply::Checked(errors))) => (
+                errors.iter().all(|error| *error == 0),
+                errors.iter().any(is_expired).then_some(End::Expired),
+            ),
+            (request, outcome) => (outcome.is_ok() && request.is_write(), None),
+        };
+        if proves {
+            ctx.shared.proofs.add(self.proof(sent));
+        }
+        ctx.outbox.calls.extend(call.conclude(outcome));
+        end
+    }
+
+    fn proof(&mut self, sent: Moment) -> SessionProof {
+        SessionProof { session: self.session, until: self.contact.kept_until(sent, self.timeout) }
+    }
+
+    /// Handles the end of the connection: the outcome of the requests in flight is unknown.
+    pub(super) fn lost(&mut self, ctx: &mut Context) {
+        let mut again = Vec::new();
+        for request in self.in_flight.drain(..) {
+            again.extend(request.call.lost());
+        }
+        for call in again.into_iter().rev() {
+            ctx.outbox.calls.push_front(call);
         }
     }
 }
 
-/// A server that does not like the password closes the connection without a word. One that broke is another matter.
-fn hung_up(error: &Error) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
-    source.is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
-}
-
-fn accepted(place: &Place, reader: &mut Reader<'_>) -> Result<(), Error> {
-    let header = Header::read(reader).map_err(|malformed| stranger(place, malformed))?;
-    match Code::of(header.error) {
-        None => Ok(()),
-        Some(code) => Err(denied(place).with_source(code)),
+/// Writes as many of the bytes as possible, or flushes if there are none.
+///
+/// # Cancel safety
+///
+/// A dropped call has written nothing.
+async fn write(writer: &mut (impl AsyncWrite + Unpin + Send), bytes: &[u8]) -> io::Result<usize> {
+    if bytes.is_empty() {
+        writer.flush().await?;
+        return Ok(0);
+    }
+    match writer.write(bytes).await? {
+        0 => Err(io::ErrorKind::WriteZero.into()),
+        count => Ok(count),
     }
 }
 
-/// Returns what a server answers to a command of four letters; nothing if it cannot be asked.
-pub(crate) async fn four_letters(
-    word: &str,
-    place: &Place,
-    limit: Duration,
-    clock: &dyn Clock,
-) -> Option<String> {
-    const MOST: u64 = 16 << 10;
-    let asked = async {
-        let mut stream = dial(&place.host, place.port, limit, clock).await.ok()?;
-        stream.write_all(word.as_bytes()).await.ok()?;
-        let mut said = String::new();
-        stream.take(MOST).read_to_string(&mut said).await.ok()?;
-        Some(said)
-    };
-    within(clock, limit, asked).await.flatten()
-}
-
-fn unreachable(place: &Place, error: io::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("cannot reach {place}")).with_source(error)
-}
-
-fn broken(place: &Place, error: io::Error) -> Error {
-    let message = format!("{place} broke the connection before it granted a session");
-    Error::new(ErrorKind::Unavailable, message).with_source(error)
-}
-
-fn silent(place: &Place, limit: Duration) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("{place} did not grant a session within {limit:?}"))
-}
-
-fn denied(place: &Place) -> Error {
-    Error::new(ErrorKind::Denied, format!("{place} refused the credentials: check the user and its password"))
-}
-
-/// The server let us in without showing that it knows the password.
-fn unproven(place: &Place) -> Error {
-    let message = format!(
-        "{place} does not prove that it knows the password: check that it is the right server, and use TLS"
-    );
-    Error::new(ErrorKind::Denied, message)
-}
-
-fn refused(place: &Place, error: io::Error) -> Error {
-    let kind = match error.kind() {
-        // What rustls does not accept: a certificate, or no TLS at all.
-        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => ErrorKind::Config,
-        _ => ErrorKind::Unavailable,
-    };
-    let message = format!("no TLS with {place}: check its certificate, the authority and the port");
-    Error::new(kind, message).with_source(error)
-}
-
-fn stranger(place: &Place, malformed: Malformed) -> Error {
-    let message =
-        format!("{place} does not answer as a ZooKeeper does: check the port, and whether it wants TLS");
-    Error::new(ErrorKind::Protocol, message).with_source(malformed)
+async fn timer_over(timer: &mut Option<Sleep>) {
+    match timer {
+        Some(sleep) => sleep.await,
+        None => std::future::pending().await,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::duplex;
+    use simba_core::SystemClock;
 
     use super::*;
 
-    #[tokio::test]
-    async fn what_is_behind_the_question_is_written_though_the_answer_is_there() {
-        let (near, mut far) = duplex(1 << 10);
+    const SESSION: i64 = 7;
+
+    /// Returns a connection whose other end is closed, and the context of its session.
+    fn connection() -> (Connection, Context) {
+        let (near, _) = tokio::io::duplex(16);
         let (reader, writer) = tokio::io::split(near);
-        let mut wire = Wire::of(reader, writer, Moment::ZERO);
-        let mut answer = Writer::default();
-        answer.frame(|w| {
-            w.int(0).int(1_000).long(7).buffer(&[1; 16]);
+        let transport = Transport::of(reader, writer, Moment::ZERO);
+        let (in_flight, timeout) = (VecDeque::new(), Duration::from_secs(12));
+        let connection = Connection::new(transport, in_flight, SESSION, timeout, Moment::ZERO);
+        let shared = Arc::new(Shared::new(String::from("/simba"), 12_000, Arc::new(SystemClock)));
+        let (_, inbox) = mpsc::unbounded_channel();
+        let (clock, outbox) = (Arc::new(SystemClock), Outbox::default());
+        (connection, Context { outbox, inbox, shared, clock, closing: None, client_dropped: false })
+    }
+
+    fn send(ctx: &mut Context, request: Request) -> oneshot::Receiver<Outcome> {
+        let (to, outcome) = oneshot::channel();
+        ctx.outbox.calls.push_back(Call::new(request, to));
+        outcome
+    }
+
+    fn check(ctx: &mut Context) -> oneshot::Receiver<Outcome> {
+        send(ctx, Request::Check { paths: vec!["/simba/m/n".into()] })
+    }
+
+    /// Returns an answer without an error to the request `xid`.
+    fn answer(xid: i32, body: impl FnOnce(&mut Writer)) -> Writer {
+        let mut writer = Writer::default();
+        writer.int(xid).long(1).int(0);
+        body(&mut writer);
+        writer
+    }
+
+    #[test]
+    fn after_a_malformed_answer_calls_fail_as_lost_and_deletions_are_repeated() {
+        // An answer with a wrong number, and one without its body.
+        for xid in [FIRST_XID + 9, FIRST_XID + 1] {
+            let (mut connection, mut ctx) = connection();
+            let mut read = send(&mut ctx, Request::Data { path: "/a".into(), watch: false });
+            ctx.outbox.calls.push_back(Call::delete("/simba/m/n".into()));
+            connection.send(&mut ctx);
+            let frame = answer(xid, |_| {});
+            assert!(connection.on_frame(frame.bytes(), &mut ctx, &mut Session::default()).is_err());
+            connection.lost(&mut ctx);
+            assert!(matches!(read.try_recv(), Ok(Err(Failure::Lost))), "it may have been carried out");
+            let left = ctx.outbox.next_call().expect("a deletion is repeated");
+            assert!(matches!(left.request, Request::Delete { .. }), "{left:?}");
+        }
+    }
+
+    #[test]
+    fn checks_with_a_malformed_answer_fail_as_lost() {
+        let (mut connection, mut ctx) = connection();
+        let mut checked = check(&mut ctx);
+        connection.send(&mut ctx);
+        let frame = answer(FIRST_XID + 1, |w| {
+            w.int(99).bool(false).int(0);
         });
-        far.write_all(answer.bytes()).await.unwrap();
-        let (to, behind) = tokio::sync::mpsc::unbounded_channel();
-        let mut more = Writer::default();
-        more.frame(|w| {
-            w.text("behind");
+        assert!(connection.on_frame(frame.bytes(), &mut ctx, &mut Session::default()).is_err());
+        connection.lost(&mut ctx);
+        assert!(matches!(checked.try_recv(), Ok(Err(Failure::Lost))));
+    }
+
+    /// Answers a check of one node. Returns the end of the connection, and of the session's proof.
+    fn answered_check(error: i32) -> (Option<End>, Option<Moment>) {
+        let (mut connection, mut ctx) = connection();
+        let mut checked = check(&mut ctx);
+        connection.send(&mut ctx);
+        let frame = answer(FIRST_XID + 1, |w| {
+            match error {
+                0 => w.int(13).bool(false).int(0),
+                error => w.int(-1).bool(false).int(error).int(error),
+            };
+            w.int(-1).bool(true).int(-1);
         });
-        to.send(more).unwrap();
-        let (place, life) = (Place { host: "h".into(), port: 1 }, Life::default());
-        let granted = wire.shake(&place, &life, 1_000, behind).await.unwrap();
-        assert_eq!(granted.session, 7);
-        drop(wire);
-        let mut written = Vec::new();
-        far.read_to_end(&mut written).await.unwrap();
-        assert!(written.ends_with(b"behind"), "{written:?}");
+        let end = connection.on_frame(frame.bytes(), &mut ctx, &mut Session::default()).unwrap();
+        assert!(matches!(checked.try_recv(), Ok(Ok(Reply::Checked(errors))) if errors == [error]));
+        (end, ctx.shared.proofs.until(SESSION))
+    }
+
+    #[test]
+    fn only_a_check_that_succeeds_proves_the_session() {
+        assert!(matches!(answered_check(0), (None, Some(_))));
+        assert!(matches!(answered_check(-101), (None, None)));
+    }
+
+    #[test]
+    fn a_check_that_finds_an_expired_session_ends_the_connection() {
+        assert!(matches!(answered_check(-112), (Some(End::Expired), None)));
     }
 }

@@ -1,26 +1,26 @@
-//! Why a request was not carried out, or why nobody knows.
+//! Failures of requests, including those with an unknown outcome.
 
 use std::fmt;
 
 use simba_core::Error;
 
-use super::code::Code;
+use super::protocol::Code;
 
-/// What came of a request that got no reply of its kind.
+/// The failure of a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     /// The server refused it.
     Refused(Code),
-    /// The connection broke first: it may have been carried out.
+    /// The connection broke before the answer arrived. The server may have executed the request.
     Lost,
-    /// It was never sent, for this reason.
+    /// It was not sent, for this reason.
     Unsent(Error),
     /// The client is closed.
     Closed,
 }
 
 impl Failure {
-    /// Whether the server said that there is no such node.
+    /// Returns whether the node does not exist.
     pub(crate) const fn is_no_node(&self) -> bool {
         matches!(self, Self::Refused(Code::NoNode))
     }

@@ -1,138 +1,166 @@
-//! A client of one ZooKeeper session: requests in order, many under way at once, over one connection at a time.
+//! A client of one ZooKeeper session: pipelined requests, executed in order, over one connection at a time.
 //!
-//! Of the protocol it has what a latch needs. What it adds: checks of many callers go out as one request, a
-//! creation that nobody waits for any more is undone, and watches end with their connection, whose next one wakes
-//! everybody.
+//! The crate `zookeeper-client` reports the end of a session when a server says so, which is too late: a holder has to
+//! stop before its session ends, also while no server answers. Hence a client of its own, which knows at every moment
+//! until when the servers keep the session for certain (see `proof`). It implements the part of the protocol that
+//! a latch needs. In addition, checks of many callers are sent as one request, the node of a dropped creation is
+//! deleted, and a reconnect notifies all subscribers, since watches end with their connection.
 
-mod bells;
-mod code;
+mod checks;
 mod connection;
-mod early;
 mod failure;
-mod frame;
-mod jute;
-mod link;
-mod message;
-mod names;
+mod handshake;
+mod outbox;
+mod pipeline;
 mod proof;
-mod sasl;
+mod protocol;
 mod supervisor;
-mod watches;
-mod work;
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use simba_core::{Clock, Error, Moment, within};
-use tokio::sync::{mpsc, oneshot, watch};
+use simba_core::spi::{Subscription, Wakeups, within};
+use simba_core::{Clock, Error, Moment};
+use simba_net::supervise::Supervised;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::task::AbortOnDropHandle;
 
-use bells::Bells;
-pub(crate) use bells::{Ear, Ring, Topic};
-pub(crate) use code::Code;
-pub(crate) use connection::four_letters;
+use checks::{CheckSender, Checks};
+pub(crate) use checks::{Checked, checked};
 pub(crate) use failure::Failure;
-pub(crate) use message::{Access, Mode, Reply, Request, Stat};
-pub(crate) use names::Names;
+pub(crate) use handshake::four_letters;
+use outbox::Call;
+pub(crate) use outbox::Outcome;
 use proof::Proofs;
-pub(crate) use proof::{Proof, lease};
-use supervisor::Supervisor;
-pub(crate) use work::Outcome;
-use work::{Check, Job, Then};
+pub(crate) use proof::lease;
+pub(crate) use protocol::{Access, Code, Mode, Names, Reply, Request, Stat};
+use supervisor::{Connected, Supervisor};
 
 use crate::config::ZookeeperConfig;
-use crate::paths::Paths;
-
-/// Whether somebody waits for a check to begin its work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Urgency {
-    /// It may wait for others, a hundredth of the session's timeout at the most.
-    Renewal,
-    /// It goes out at once.
-    Turn,
-}
+use crate::layout::Paths;
 
 enum Command {
-    Do(Job),
-    /// The one, and the other in the same breath.
-    Both(Job, Job),
-    /// In a moment, if somebody still waits for it then.
-    Later(Job),
-    Check(Check, Urgency),
+    Send(Call),
+    /// Two calls that are sent together.
+    SendBoth(Call, Call),
+    /// A call that is sent after a delay, unless its caller is dropped before.
+    Deferred(Call),
     Close(oneshot::Sender<()>),
 }
 
-/// What the supervisor tells to everybody.
+/// The state that the supervisor shares with the clients of a session.
 #[derive(Debug)]
 struct Shared {
     /// The session, or 0 while there is none.
     session: AtomicI64,
-    /// What the server granted, in milliseconds.
+    /// The granted timeout in milliseconds.
     timeout: AtomicU32,
-    /// How many connections there have been.
+    /// The number of connections so far.
     connection: AtomicU64,
     /// The node with all mutexes.
     root: String,
-    bells: Arc<Bells>,
+    /// The topics are hashes of paths, to save memory. Two paths with the same hash wake each other's subscribers, which
+    /// is harmless, since a hint is never taken as a fact.
+    wakeups: Wakeups<u64>,
+    hash: RandomState,
+    /// Has one more reference for each waiter.
+    waiters: Arc<()>,
     proofs: Proofs,
-    /// How the last try to connect went; nothing before the first.
-    state: watch::Sender<Option<Result<(), Error>>>,
+    checks: Checks,
+    supervised: Supervised<Connected>,
 }
 
 impl Shared {
-    /// Starts without a session; `timeout` is what will be asked for, in milliseconds.
-    fn new(root: String, timeout: u32) -> Self {
+    /// Creates the state before the first session. `timeout` is the requested one in milliseconds.
+    fn new(root: String, timeout: u32, clock: Arc<dyn Clock>) -> Self {
+        let limits = checks::limits(Duration::from_millis(timeout.into()));
         Self {
             session: AtomicI64::new(0),
             timeout: AtomicU32::new(timeout),
             connection: AtomicU64::new(0),
             root,
-            bells: Arc::default(),
+            wakeups: Wakeups::local(),
+            hash: RandomState::new(),
+            waiters: Arc::new(()),
             proofs: Proofs::default(),
-            state: watch::Sender::new(None),
+            checks: Checks::new(clock, limits),
+            supervised: Supervised::new(),
         }
+    }
+
+    fn topic(&self, path: &str) -> u64 {
+        self.hash.hash_one(path)
+    }
+
+    /// Publishes a new connection. Notifies all subscribers, since events may have been missed before it.
+    fn connected(&self, session: i64, timeout: Duration) {
+        let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        self.timeout.store(millis, Ordering::Release);
+        self.session.store(session, Ordering::Release);
+        self.connection.fetch_add(1, Ordering::AcqRel);
+        self.wakeups.notify_all();
+    }
+
+    fn has_waiters(&self) -> bool {
+        Arc::strong_count(&self.waiters) > 1
+    }
+
+    /// Publishes that the session has ended, and its nodes with it.
+    fn expired(&self) {
+        self.session.store(0, Ordering::Release);
+        self.wakeups.notify_all();
     }
 }
 
-/// A session with the store. Its requests are carried out in the order in which they are made.
+/// A session with the store. The server executes its requests in the order of the calls.
 #[derive(Debug)]
 pub(crate) struct Client {
     commands: mpsc::UnboundedSender<Command>,
     shared: Arc<Shared>,
     clock: Arc<dyn Clock>,
     config: Arc<ZookeeperConfig>,
+    _checks: AbortOnDropHandle<()>,
 }
 
 impl Client {
-    /// Starts a session that the server is to keep for `timeout` without a sign of life.
-    pub(crate) fn start(config: Arc<ZookeeperConfig>, timeout: Duration, clock: Arc<dyn Clock>) -> Self {
+    /// Starts a session. `timeout` is the time for which the servers have to keep it without a message.
+    pub(crate) fn start(
+        config: Arc<ZookeeperConfig>,
+        timeout: Duration,
+        clock: Arc<dyn Clock>,
+        runtime: &Handle,
+    ) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
         let millis = u32::try_from(timeout.as_millis()).unwrap_or(i32::MAX as u32).min(i32::MAX as u32);
-        let shared = Arc::new(Shared::new(config.paths().root(), millis));
+        let shared = Arc::new(Shared::new(config.paths().root(), millis, Arc::clone(&clock)));
         let supervisor =
             Supervisor::new(Arc::clone(&config), millis, Arc::clone(&clock), Arc::clone(&shared), inbox);
-        tokio::spawn(supervisor.run());
-        Self { commands, shared, clock, config }
+        runtime.spawn(supervisor.run());
+        let (sender, checking) = (CheckSender { commands: commands.downgrade() }, Arc::clone(&shared));
+        // Until the client is dropped: a check on a closed session has to fail.
+        let checks = runtime.spawn(async move { checking.checks.run(&sender).await });
+        Self { commands, shared, clock, config, _checks: AbortOnDropHandle::new(checks) }
     }
 
-    /// Waits until the first try to connect is over.
+    /// Waits for the outcome of the first attempt to connect.
     pub(crate) async fn ready(&self) -> Result<(), Error> {
-        let mut state = self.shared.state.subscribe();
-        let state = state.wait_for(Option::is_some).await.map(|state| state.clone());
-        state.ok().flatten().unwrap_or_else(|| Err(crate::error::closed()))
+        self.shared.supervised.connection().await.map(drop)
     }
 
-    /// The session that the store has of us, or 0.
+    /// Returns the number of the current session, or 0 if there is none.
     pub(crate) fn session(&self) -> i64 {
         self.shared.session.load(Ordering::Acquire)
     }
 
-    /// How long the server keeps the session: what it granted, or what was asked for until it did.
+    /// Returns the granted timeout of the session, or the requested one before the first grant.
     pub(crate) fn timeout(&self) -> Duration {
         Duration::from_millis(self.shared.timeout.load(Ordering::Acquire).into())
     }
 
-    /// The number of the connection: watches of an earlier one are gone.
+    /// Returns the number of the connection. Watches of earlier connections have ended.
     pub(crate) fn connection(&self) -> u64 {
         self.shared.connection.load(Ordering::Acquire)
     }
@@ -149,98 +177,107 @@ impl Client {
         self.clock.now()
     }
 
-    /// Returns the longest time that a holder may count on the session from one quorum call on.
+    /// Returns the longest time for which one quorum call proves the session.
     pub(crate) fn lease(&self) -> Duration {
         lease(self.timeout())
     }
 
-    /// Returns how much is left at this moment of what the last quorum call of a session has shown.
-    pub(crate) fn left(&self, session: i64, at: Moment) -> Duration {
-        self.shared.proofs.left(session, at)
+    /// Returns the end of the last proof of a session.
+    pub(crate) fn proven_until(&self, session: i64) -> Option<Moment> {
+        self.shared.proofs.until(session)
     }
 
-    /// Returns how often the session was granted for a shorter time than before.
-    pub(crate) fn cuts(&self) -> u32 {
-        self.shared.proofs.cuts()
+    /// Returns how often a reconnect granted a shorter timeout.
+    pub(crate) fn shortenings(&self) -> u32 {
+        self.shared.proofs.shortenings()
     }
 
-    /// Returns when all proofs end that are older than the last such grant.
-    pub(crate) fn cut_at(&self) -> Moment {
-        self.shared.proofs.cut_at()
+    /// Returns the end of all proofs that are older than the last shorter grant.
+    pub(crate) fn shortened_until(&self) -> Moment {
+        self.shared.proofs.shortened_until()
     }
 
-    /// Begins to listen for hints.
-    pub(crate) fn ear(&self) -> Ear {
-        self.shared.bells.ear()
+    /// Subscribes to the events of watches on this path, and to reconnects: watches end with their connection.
+    pub(crate) fn subscribe(&self, path: &str) -> Subscription<u64> {
+        self.shared.wakeups.subscribe(self.shared.topic(path))
     }
 
-    /// Hands a request over. A creation whose receiver is dropped is undone.
-    pub(crate) fn send(&self, request: Request, topic: Option<Topic>) -> oneshot::Receiver<Outcome> {
+    /// Counts a waiter until the result is dropped. While there are waiters, the session is proven before their turn
+    /// comes.
+    pub(crate) fn count_waiter(&self) -> Arc<()> {
+        Arc::clone(&self.shared.waiters)
+    }
+
+    /// Queues a request. If the receiver of a creation is dropped, the node is deleted.
+    pub(crate) fn send(&self, request: Request) -> oneshot::Receiver<Outcome> {
         let (to, outcome) = oneshot::channel();
-        self.command(Command::Do(Job { request, topic, then: Then::Answer(to) }));
+        self.command(Command::Send(Call::new(request, to)));
         outcome
     }
 
-    /// Hands two requests over that are to be sent together, and carried out one after the other.
+    /// Queues two requests that are sent together and executed in this order.
     pub(crate) fn send_both(
         &self,
         one: Request,
         other: Request,
     ) -> (oneshot::Receiver<Outcome>, oneshot::Receiver<Outcome>) {
         let ((to_one, of_one), (to_other, of_other)) = (oneshot::channel(), oneshot::channel());
-        let one = Job { request: one, topic: None, then: Then::Answer(to_one) };
-        let other = Job { request: other, topic: None, then: Then::Answer(to_other) };
-        self.command(Command::Both(one, other));
+        self.command(Command::SendBoth(Call::new(one, to_one), Call::new(other, to_other)));
         (of_one, of_other)
     }
 
-    /// Hands a request over that is sent in a moment, and not at all if its receiver is dropped before.
-    pub(crate) fn send_later(&self, request: Request, topic: Topic) -> oneshot::Receiver<Outcome> {
+    /// Queues a request that is sent after a delay, and not at all if its receiver is dropped before.
+    pub(crate) fn send_deferred(&self, request: Request) -> oneshot::Receiver<Outcome> {
         let (to, outcome) = oneshot::channel();
-        self.command(Command::Later(Job { request, topic: Some(topic), then: Then::Answer(to) }));
+        self.command(Command::Deferred(Call::new(request, to)));
         outcome
     }
 
-    /// Makes a request and waits for its outcome.
+    /// Sends a request and waits for its outcome.
     pub(crate) async fn call(&self, request: Request) -> Outcome {
-        heard(&mut self.send(request, None)).await
+        recv(&mut self.send(request)).await
     }
 
-    /// Asks whether a node exists, by a quorum; gives what the answer proves of the session.
-    pub(crate) fn check(&self, path: String, urgency: Urgency) -> oneshot::Receiver<Result<Proof, Failure>> {
-        let (to, outcome) = oneshot::channel();
-        self.command(Command::Check(Check { path, to }, urgency));
-        outcome
+    /// Checks by a quorum call that a node exists, which proves the session. Waits a little for others to share the
+    /// request. The check is queued before this returns.
+    pub(crate) fn check(&self, path: String) -> impl Future<Output = Checked> + Send {
+        let checked = self.shared.checks.call_batched(path);
+        async { checked.await.unwrap_or_else(|error| Err(Failure::Unsent(error))) }
+    }
+
+    /// Queues a check that is sent immediately, since a waiter's turn depends on it. See [`checked`].
+    pub(crate) fn send_check(&self, path: String) -> oneshot::Receiver<Outcome> {
+        self.send(Request::Check { paths: vec![path] })
     }
 
     /// Deletes a node in the background.
-    pub(crate) fn forget(&self, path: String) {
-        self.command(Command::Do(Job::forget(path)));
+    pub(crate) fn delete_in_background(&self, path: String) {
+        self.command(Command::Send(Call::delete(path)));
     }
 
-    /// Deletes in the background what a creation of unknown outcome may have left.
+    /// Deletes in the background the node that a creation of unknown outcome may have left.
     pub(crate) fn sweep(&self, parent: String, prefix: String) {
-        self.command(Command::Do(Job::sweep(parent, prefix)));
+        self.command(Command::Send(Call::sweep(parent, prefix)));
     }
 
-    /// Ends the session, and with it all that it has at the store.
+    /// Ends the session, which deletes its nodes.
     pub(crate) async fn close(&self) {
         let (to, closed) = oneshot::channel();
         self.command(Command::Close(to));
         let _ = within(&*self.clock, self.timeout() / 3, closed).await;
     }
 
-    /// What a closed client is told, its caller hears from the dropped sender.
+    /// Queues a command. If the client is closed, the caller learns it from the dropped sender.
     fn command(&self, command: Command) {
         let _ = self.commands.send(command);
     }
 }
 
-/// Waits for an outcome.
+/// Waits for an outcome. Returns [`Failure::Closed`] if the client was closed.
 ///
 /// # Cancel safety
 ///
 /// The outcome stays in the receiver.
-pub(crate) async fn heard<T>(outcome: &mut oneshot::Receiver<Result<T, Failure>>) -> Result<T, Failure> {
+pub(crate) async fn recv<T>(outcome: &mut oneshot::Receiver<Result<T, Failure>>) -> Result<T, Failure> {
     outcome.await.unwrap_or(Err(Failure::Closed))
 }

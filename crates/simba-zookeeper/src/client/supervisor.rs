@@ -1,311 +1,328 @@
-//! Keeps a session connected for as long as the store keeps it, and begins another one when it does not.
+//! Plugs a session into the supervision: resumes it while the servers keep it, starts another one after it has ended.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use simba_core::{Clock, Error, ErrorKind, Moment};
-use simba_net::Backoff;
+use simba_net::supervise::{self, Connector, Retry};
 use tokio::sync::mpsc;
 
-use super::connection::{Life, Shake, Wire};
-use super::early::{Behind, Early};
+use super::connection::{Connection, Context, End, InFlight};
 use super::failure::Failure;
-use super::link::{Cargo, Desk, End, Flight, GATHERING, Link};
-use super::work::Work;
+use super::handshake::{Handshake, Session, Transport};
+use super::outbox::{Completion, Outbox};
+use super::pipeline::Pipeline;
+use super::protocol::message::Granted;
 use super::{Command, Shared};
 use crate::config::ZookeeperConfig;
 
-/// No try to connect waits longer, however long the session.
-const MAX_SHAKE: Duration = Duration::from_secs(5);
+/// The bounds of the time for one handshake.
+const MAX_HANDSHAKE: Duration = Duration::from_secs(5);
+const MIN_HANDSHAKE: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
-/// What only a person can mend is not tried more often.
-const PERMANENT_PAUSE: Duration = Duration::from_millis(500);
 
-/// The one task of a session.
+/// The task of a session.
 pub(super) struct Supervisor {
     config: Arc<ZookeeperConfig>,
-    /// What is asked for, in milliseconds.
-    wanted: u32,
-    desk: Desk,
-    life: Life,
-    /// The server to try next, in an order of our own.
-    next: usize,
+    /// The timeout that is requested, in milliseconds.
+    requested: u32,
+    ctx: Context,
+    session: Session,
+    /// The servers in a random order.
     order: Vec<usize>,
-    backoff: Backoff,
-    /// When a server was heard last.
-    heard: Moment,
-    /// The shortest timeout that the session was granted. A server that it has left may still report it to the leader
-    /// under the one that it granted.
+    /// The time at which the last message of a server arrived.
+    last_received: Moment,
+    /// The shortest timeout that the session was granted. A previous server may still report the session to the leader
+    /// with the timeout that it granted.
     timeout: Duration,
-    /// The longest pause between two tries, and how long a connection has to last to begin again with the shortest.
-    longest: Duration,
+    /// The connection to run, and what was sent on it.
+    granted: Option<(Transport, VecDeque<InFlight>)>,
+    /// No attempt was made since the last connection ended.
+    is_first_attempt: bool,
 }
+
+/// A session that a server has granted. Calls are queued for it rather than sent on it by their callers.
+#[derive(Clone, Debug)]
+pub(super) struct Connected;
+
+impl supervise::Connection for Connected {}
 
 impl Supervisor {
     pub(super) fn new(
         config: Arc<ZookeeperConfig>,
-        wanted: u32,
+        requested: u32,
         clock: Arc<dyn Clock>,
         shared: Arc<Shared>,
         inbox: mpsc::UnboundedReceiver<Command>,
     ) -> Self {
-        let mut order: Vec<usize> = (0..config.places.len()).collect();
+        let mut order: Vec<usize> = (0..config.endpoints.len()).collect();
         fastrand::shuffle(&mut order);
-        let timeout = Duration::from_millis(wanted.into());
-        let heard = clock.now();
-        let desk = Desk { work: Work::default(), inbox, shared, clock, closing: None, deserted: false };
-        let longest = MAX_PAUSE.min(timeout / 6);
-        let backoff = Backoff::new(FIRST_PAUSE.min(timeout / 20), longest);
-        Self { config, wanted, desk, life: Life::default(), next: 0, order, backoff, heard, timeout, longest }
+        let last_received = clock.now();
+        let outbox = Outbox::default();
+        Self {
+            config,
+            requested,
+            ctx: Context { outbox, inbox, shared, clock, closing: None, client_dropped: false },
+            session: Session::default(),
+            order,
+            last_received,
+            timeout: Duration::from_millis(requested.into()),
+            granted: None,
+            is_first_attempt: false,
+        }
     }
 
+    /// Keeps the session until the client is closed or dropped.
     pub(super) async fn run(mut self) {
-        while !self.desk.ends() {
-            let Some((wire, flights)) = self.connect().await else { break };
-            let began = self.desk.clock.now();
-            let mut link = Link::new(wire, flights, self.life.session, self.timeout, began);
-            self.desk.shared.connected(self.life.session, self.timeout);
-            let end = link.run(&mut self.desk, &mut self.life).await;
-            link.lost(&mut self.desk);
-            self.heard = link.heard;
-            match end {
-                End::Broken(reason) => tracing::debug!(reason, "the connection broke"),
-                End::Expired => self.expire(),
-                End::Closed => break,
-            }
-            if self.desk.clock.now() - began >= self.longest {
-                self.backoff.reset();
-            } else {
-                // A server that grants and then hangs up is not asked again at once.
-                self.pause(None).await;
-            }
-        }
-        self.desk.shared.expired();
-        self.desk.work.fail(&Failure::Closed);
-        if let Some(to) = self.desk.closing.take() {
+        let (shared, clock) = (Arc::clone(&self.ctx.shared), Arc::clone(&self.ctx.clock));
+        let max_pause = MAX_PAUSE.min(self.timeout / 6);
+        let retry = Retry {
+            first_pause: FIRST_PAUSE.min(self.timeout / 20),
+            max_pause,
+            // Do not retry in a hot loop against a server that grants a session and closes the connection.
+            stable_after: max_pause,
+            rotate: true,
+            ..Retry::default()
+        };
+        shared.supervised.run(&mut self, &*clock, retry).await;
+        shared.expired();
+        self.ctx.fail(&Failure::Closed);
+        if let Some(to) = self.ctx.closing.take() {
             let _ = to.send(());
         }
     }
 
-    /// Tries one server after the other until one of them grants the session; nothing if it is closed meanwhile.
-    async fn connect(&mut self) -> Option<(Wire, VecDeque<Flight>)> {
-        let mut failed = 0;
-        // A new session has nothing to check, and credentials have to be there before anything is asked.
-        let mut open = self.life.session != 0 && self.config.login.is_none();
-        loop {
-            let clock = &self.desk.clock;
-            let (mut early, behind) = Early::new(open, GATHERING.min(self.timeout / 100), Arc::clone(clock));
-            let shaken = tokio::select! {
-                biased;
-                shaken = shake(&self.config, &self.order, &mut self.next, &self.life, self.wanted, clock, behind) => shaken,
-                // Also while the connection is on its way, the queue of those who wait for it grows.
-                () = ended(&mut self.desk.inbox, &mut self.desk.work, &mut self.desk.closing, &mut early) => {
-                    self.desk.deserted = true;
-                    return None;
-                }
-            };
-            let same =
-                matches!(&shaken, Ok(Shake::Granted(_, granted)) if granted.session == self.life.session);
-            let mut flights = early.end(same, &mut self.desk.work);
-            // A server that closes with something unread may take its last word back: the next one is only asked.
-            open = false;
-            match shaken {
-                Ok(Shake::Granted(wire, granted)) => {
-                    self.life.session = granted.session;
-                    self.life.password = granted.password;
-                    let timeout = Duration::from_millis(u64::try_from(granted.timeout).unwrap_or(0));
-                    if !same {
-                        self.timeout = timeout;
-                    } else if timeout < self.timeout {
-                        self.timeout = timeout;
-                        self.cut(wire.asked, &mut flights);
-                    }
-                    return Some((wire, flights));
-                }
-                Ok(Shake::Expired) if self.life.session == 0 => {
-                    let error = Error::new(ErrorKind::Unavailable, "the server grants no new session");
-                    failed = self.failed(failed + 1, error).await?;
-                }
-                Ok(Shake::Expired) => {
-                    tracing::debug!("the session has expired");
-                    self.expire();
-                }
-                Ok(Shake::Unheard(error)) => {
-                    self.give_up_after(self.timeout / 3 * 2);
-                    failed = self.failed(failed + 1, error).await?;
-                }
-                Err(error) => {
-                    self.give_up_after(self.timeout * 3);
-                    failed = self.failed(failed + 1, error).await?;
-                }
+    /// Ends the supervision, which drops this future.
+    async fn close<T>(&mut self) -> T {
+        self.ctx.shared.supervised.close();
+        std::future::pending().await
+    }
+
+    fn handshake_limit(&self) -> Duration {
+        (Duration::from_millis(self.requested.into()) / 3).clamp(MIN_HANDSHAKE, MAX_HANDSHAKE)
+    }
+
+    /// Handles the outcome of a handshake. Returns `None` if the session has expired: another one can be requested.
+    fn conclude(
+        &mut self,
+        outcome: Result<Handshake, Error>,
+        pipeline: Pipeline,
+    ) -> Option<Result<Connected, Error>> {
+        let id = self.session.id;
+        let is_resumed = matches!(&outcome, Ok(Handshake::Granted(_, granted)) if granted.session == id);
+        let in_flight = pipeline.end(is_resumed, &mut self.ctx.outbox);
+        match outcome {
+            Ok(Handshake::Granted(transport, granted)) => {
+                self.grant(transport, granted, in_flight, is_resumed);
+                Some(Ok(Connected))
+            }
+            Ok(Handshake::Expired) if id == 0 => {
+                Some(Err(Error::new(ErrorKind::Unavailable, "the server grants no new session")))
+            }
+            Ok(Handshake::Expired) => {
+                tracing::debug!("the session has expired");
+                self.expire();
+                None
+            }
+            Ok(Handshake::Unanswered(error)) => {
+                self.expire_after(self.timeout / 3 * 2);
+                Some(Err(error))
+            }
+            Err(error) => {
+                self.expire_after(self.timeout * 3);
+                Some(Err(error))
             }
         }
     }
 
-    /// Ends what older proofs show: the leader counts a shorter timeout now, from some moment after `asked`.
+    fn grant(
+        &mut self,
+        transport: Transport,
+        granted: Granted,
+        mut in_flight: VecDeque<InFlight>,
+        is_resumed: bool,
+    ) {
+        (self.session.id, self.session.password) = (granted.session, granted.password);
+        let timeout = Duration::from_millis(u64::try_from(granted.timeout).unwrap_or(0));
+        if !is_resumed {
+            self.timeout = timeout;
+        } else if timeout < self.timeout {
+            self.timeout = timeout;
+            self.shorten(transport.requested_at, &mut in_flight);
+        }
+        self.ctx.shared.connected(self.session.id, self.timeout);
+        self.granted = Some((transport, in_flight));
+    }
+
+    /// Limits the older proofs: the leader now counts a shorter timeout, from some moment after `requested_at`.
     ///
-    /// No holder may wait for an answer before it hears of that, so whatever waits for one fails.
-    fn cut(&mut self, asked: Moment, flights: &mut VecDeque<Flight>) {
+    /// A holder has to learn of that without waiting for an answer, so all pending calls and checks fail.
+    fn shorten(&mut self, requested_at: Moment, in_flight: &mut VecDeque<InFlight>) {
         let timeout = self.timeout;
         tracing::warn!(
             ?timeout,
             "a server granted a shorter session than the one before: set equal bounds on all"
         );
-        self.desk.shared.proofs.cut(asked + timeout);
+        self.ctx.shared.proofs.shorten(requested_at + timeout);
         let error = Error::new(ErrorKind::Unavailable, "the session was granted for a shorter time");
-        let failure = Failure::Unsent(error);
-        for flight in flights {
-            if let Cargo::Checks(checks) = std::mem::replace(&mut flight.what, Cargo::Unawaited) {
-                checks.into_iter().for_each(|check| check.conclude(Err(failure.clone())));
+        let failure = Failure::Unsent(error.clone());
+        for request in in_flight {
+            // Its answer is still to come.
+            let completion = std::mem::replace(&mut request.call.completion, Completion::Ignore);
+            if let Completion::Answer(to) = completion {
+                let _ = to.send(Err(failure.clone()));
             }
         }
-        self.desk.fail(&failure);
+        // First those that wait for their batch, since a batch that is sent meanwhile is in the inbox after this.
+        self.ctx.shared.checks.fail_waiting(&error);
+        self.ctx.fail(&failure);
     }
 
-    /// Rests once every server has failed; gives the number of those that have. Nothing if it is closed meanwhile.
-    async fn failed(&mut self, failed: usize, error: Error) -> Option<usize> {
-        if failed < self.order.len() && error.is_transient() {
-            return Some(failed);
-        }
-        self.rest(error).await;
-        (!self.desk.ends()).then_some(0)
-    }
-
-    /// Fails what waits, since no server grants a session, and pauses.
-    async fn rest(&mut self, error: Error) {
-        tracing::debug!(%error, "no server grants a session");
-        self.desk.shared.state.send_replace(Some(Err(error.clone())));
-        self.desk.work.fail(&Failure::Unsent(error.clone()));
-        self.pause(Some(&error).filter(|error| !error.is_transient())).await;
-    }
-
-    /// Takes requests until it is time for the next try. With an error that lasts, they fail by it at once.
-    async fn pause(&mut self, lasting: Option<&Error>) {
-        let pause = self.backoff.pause();
-        let pause = if lasting.is_some() { pause.max(PERMANENT_PAUSE) } else { pause };
-        let clock = Arc::clone(&self.desk.clock);
-        let mut over = clock.sleep_until(clock.now() + pause);
-        loop {
-            tokio::select! {
-                biased;
-                () = &mut over => return,
-                () = self.desk.receive() => {
-                    if self.desk.ends() {
-                        return;
-                    }
-                    if let Some(error) = lasting {
-                        self.desk.work.fail(&Failure::Unsent(error.clone()));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Ends a session here that no server has confirmed for so long.
+    /// Abandons a session that no server has confirmed for as long as `silence`.
     ///
-    /// Where questions come through and answers do not, every try to connect keeps it alive at the store, for a
-    /// client that cannot use it: from two thirds of its timeout on, when nothing is held any more, others are to have
-    /// their turn. Where no server is reached at all, what we have seen of a store that was set up anew must not keep
-    /// us out of it for ever.
-    fn give_up_after(&mut self, silence: Duration) {
-        if self.life.session != 0 && self.desk.clock.now() - self.heard >= silence {
+    /// If requests reach the servers but answers do not arrive, each attempt to connect keeps the session alive for a
+    /// client that cannot use it. After two thirds of the timeout, when nothing is held any more, other contenders have
+    /// to get their turn. If no server can be reached at all, the store may have been set up anew; the last transaction
+    /// that the client has seen must not lock it out for ever.
+    fn expire_after(&mut self, silence: Duration) {
+        if self.session.id != 0 && self.ctx.clock.now() - self.last_received >= silence {
             self.expire();
         }
     }
 
     fn expire(&mut self) {
-        self.life = Life::default();
-        self.desk.work.forget_the_dead();
-        self.desk.shared.expired();
+        self.session = Session::default();
+        self.ctx.outbox.discard_background();
+        self.ctx.shared.expired();
     }
 }
 
-async fn shake(
-    config: &ZookeeperConfig,
-    order: &[usize],
-    next: &mut usize,
-    life: &Life,
-    wanted: u32,
-    clock: &Arc<dyn Clock>,
-    behind: Behind,
-) -> Result<Shake, Error> {
-    let place = &config.places[order[*next % order.len()]];
-    // The next try, whether this one is a failure or breaks later, is at another server.
-    *next += 1;
-    let limit = (Duration::from_millis(wanted.into()) / 3).clamp(Duration::from_millis(50), MAX_SHAKE);
-    Wire::open(config, place, life, wanted, limit, clock, behind).await
-}
+impl Connector for Supervisor {
+    type Connection = Connected;
 
-/// Collects what is asked for meanwhile, and sends what may go out early; ends when the session is to be closed.
-async fn ended(
-    inbox: &mut mpsc::UnboundedReceiver<Command>,
-    work: &mut Work,
-    closing: &mut Option<tokio::sync::oneshot::Sender<()>>,
-    early: &mut Early,
-) {
-    loop {
-        let command = tokio::select! {
-            biased;
-            command = inbox.recv() => command,
-            () = early.gathered(work) => {
-                early.send(work);
-                continue;
-            }
-        };
-        match command {
-            None => return,
-            Some(Command::Close(to)) => {
-                *closing = Some(to);
-                return;
-            }
-            Some(Command::Do(job)) => work.jobs.push_back(job),
-            Some(Command::Both(one, other)) => work.jobs.extend([one, other]),
-            Some(Command::Later(job)) => work.later.push(job),
-            Some(Command::Check(check, _)) => {
-                // It has waited long enough for others by the time that it can be sent.
-                work.urgent = true;
-                work.checks.push(check);
+    fn endpoints(&self) -> usize {
+        self.order.len()
+    }
+
+    /// A handshake has a limit of its own, for the socket and for the answer.
+    fn limit(&self) -> Duration {
+        self.handshake_limit() * 3
+    }
+
+    async fn connect(&mut self, endpoint: usize) -> Result<Connected, Error> {
+        let (clock, limit) = (Arc::clone(&self.ctx.clock), self.handshake_limit());
+        loop {
+            // A new session has nothing to check, and a login has to precede all requests. A server that closes the
+            // connection with unread input may reset it, which discards its answer. So only the first attempt
+            // pipelines.
+            let is_first = std::mem::take(&mut self.is_first_attempt);
+            let pipelined = is_first && self.session.id != 0 && self.config.login.is_none();
+            let (mut pipeline, writes) = Pipeline::new(pipelined);
+            let endpoint = &self.config.endpoints[self.order[endpoint]];
+            let opening =
+                Transport::open(&self.config, endpoint, &self.session, self.requested, limit, &clock, writes);
+            let outcome = tokio::select! {
+                biased;
+                outcome = opening => outcome,
+                // Commands keep arriving during the handshake.
+                () = collect(&mut self.ctx, &mut pipeline) => return self.close().await,
+            };
+            if let Some(connected) = self.conclude(outcome, pipeline) {
+                return connected;
             }
         }
+    }
+
+    async fn serve(&mut self, _connected: &Connected) -> Error {
+        let Some((transport, in_flight)) = self.granted.take() else { return broken("no connection") };
+        let (session, began) = (self.session.id, self.ctx.clock.now());
+        let mut connection = Connection::new(transport, in_flight, session, self.timeout, began);
+        let end = connection.run(&mut self.ctx, &mut self.session).await;
+        connection.lost(&mut self.ctx);
+        (self.last_received, self.is_first_attempt) = (connection.last_received, true);
+        match end {
+            _ if self.ctx.is_ending() => self.close().await,
+            End::Closed => self.close().await,
+            End::Expired => {
+                self.expire();
+                broken("the session has expired")
+            }
+            End::Broken(reason) => broken(reason),
+        }
+    }
+
+    /// Fails the calls that wait, since no server grants a session, and collects others. With a permanent error, these
+    /// fail immediately as well.
+    async fn pause(&mut self, error: &Error) {
+        let failure = Failure::Unsent(error.clone());
+        // A connection that ended at once: another server may accept the calls.
+        if !self.is_first_attempt {
+            self.ctx.outbox.fail(&failure);
+        }
+        loop {
+            self.ctx.receive().await;
+            if self.ctx.is_ending() {
+                return self.close().await;
+            }
+            if !error.is_transient() {
+                self.ctx.outbox.fail(&failure);
+            }
+        }
+    }
+}
+
+fn broken(reason: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::Unavailable, reason)
+}
+
+/// Collects commands during a handshake, and pipelines the checks. Returns when the session is to be closed.
+async fn collect(ctx: &mut Context, pipeline: &mut Pipeline) {
+    while !ctx.is_ending() {
+        pipeline.send(&mut ctx.outbox, ctx.clock.now());
+        ctx.receive().await;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
     use simba_core::SystemClock;
     use tokio::sync::oneshot;
 
-    use super::super::Urgency;
-    use super::super::proof::Proof;
-    use super::super::work::Check;
+    use super::super::outbox::{Call, Outcome};
+    use super::super::proof::SessionProof;
+    use super::super::protocol::Request;
     use super::*;
 
+    fn check() -> (Call, oneshot::Receiver<Outcome>) {
+        let (to, outcome) = oneshot::channel();
+        (Call::new(Request::Check { paths: vec!["/simba/m/n".into()] }, to), outcome)
+    }
+
     #[tokio::test]
-    async fn no_check_waits_for_an_answer_when_the_session_gets_shorter() {
+    async fn all_pending_checks_fail_when_the_session_is_shortened() {
         let config = Arc::new(ZookeeperConfig::from_url(&"zookeeper://h".parse().unwrap()).unwrap());
-        let shared = Arc::new(Shared::new(config.paths().root(), 30_000));
-        let (commands, inbox) = mpsc::unbounded_channel();
         let clock = Arc::new(SystemClock);
+        let shared = Arc::new(Shared::new(config.paths().root(), 30_000, Arc::new(SystemClock)));
+        let (commands, inbox) = mpsc::unbounded_channel();
         let mut supervisor = Supervisor::new(config, 30_000, clock, Arc::clone(&shared), inbox);
-        shared.proofs.add(Proof { session: 7, until: Moment::ZERO + Duration::from_secs(20) });
-        let check = || {
-            let (to, outcome) = oneshot::channel();
-            (Check { path: "/simba/m/n".into(), to }, outcome)
-        };
-        // One was sent behind the question for the session, one waits to be sent, one was not taken yet.
+        shared.proofs.add(SessionProof { session: 7, until: Moment::ZERO + Duration::from_secs(20) });
+        // One was pipelined, one waits in the outbox, one is still in the inbox, one waits for its batch.
         let [(sent, one), (waiting, two), (new, three)] = [check(), check(), check()];
-        let what = Cargo::Checks(vec![sent]);
-        let mut flights = VecDeque::from([Flight { xid: 17, sent: Moment::ZERO, what }]);
-        supervisor.desk.work.checks.push(waiting);
-        assert!(commands.send(Command::Check(new, Urgency::Renewal)).is_ok());
+        let mut in_flight = VecDeque::from([InFlight { xid: 17, sent: Moment::ZERO, call: sent }]);
+        supervisor.ctx.outbox.calls.push_back(waiting);
+        assert!(commands.send(Command::Send(new)).is_ok());
+        let batched = shared.checks.call_batched("/simba/m/n".into());
         supervisor.timeout = Duration::from_secs(4);
-        supervisor.cut(Moment::ZERO + Duration::from_secs(1), &mut flights);
+        supervisor.shorten(Moment::ZERO + Duration::from_secs(1), &mut in_flight);
         for mut outcome in [one, two, three] {
             assert!(matches!(outcome.try_recv(), Ok(Err(Failure::Unsent(_)))), "{outcome:?}");
         }
-        assert!(matches!(flights[0].what, Cargo::Unawaited), "its answer is still to come");
-        assert_eq!((shared.proofs.cuts(), shared.proofs.left(7, Moment::ZERO)), (1, Duration::from_secs(5)));
+        assert!(batched.now_or_never().expect("answered").is_err());
+        assert!(matches!(in_flight[0].call.completion, Completion::Ignore), "its answer is still to come");
+        assert_eq!(shared.proofs.shortenings(), 1);
+        assert_eq!(shared.proofs.until(7), Some(Moment::ZERO + Duration::from_secs(5)));
     }
 }

@@ -1,15 +1,16 @@
-//! A client for the hand of a tester: one request at a time, blocking, on a session of its own.
+//! A blocking client for tests: one request at a time, on a session of its own.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The limit for an answer, ample on a busy machine.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// The error of a node that is not there.
+/// The error code for a node that does not exist.
 pub(crate) const NO_NODE: i32 = -101;
 
-/// All rights, and those to read and to create.
+/// The bit masks for all rights, and for the rights to read and to create.
 pub(crate) const ALL: i32 = 31;
 pub(crate) const READ_AND_CREATE: i32 = 5;
 
@@ -51,7 +52,7 @@ impl Raw {
 
     fn attach(address: impl ToSocketAddrs, session: i64, password: &[u8]) -> Self {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(ANSWER_LIMIT)).unwrap();
         stream.set_nodelay(true).unwrap();
         let mut this = Self { stream };
         let connect = Message::default().int(0).long(0).int(10_000).long(session).bytes(password).flag(false);
@@ -74,7 +75,7 @@ impl Raw {
         body
     }
 
-    /// The error of a request and the body of its answer.
+    /// Sends a request. Returns its error code and the body of the answer.
     fn call(&mut self, kind: i32, body: Message) -> (i32, Vec<u8>) {
         let mut message = Message::default().int(1).int(kind);
         message.0.extend(body.0);
@@ -83,7 +84,7 @@ impl Raw {
         (i32::from_be_bytes(answer[12..16].try_into().unwrap()), answer[16..].to_vec())
     }
 
-    /// Creates a node that everybody may do everything with; a node that is there already is fine.
+    /// Creates a node with all rights for every client. Returns the error code.
     pub(crate) fn create(&mut self, path: &str) -> i32 {
         self.create_for(path, ALL, "world", "anyone")
     }
@@ -119,10 +120,20 @@ impl Raw {
             .collect()
     }
 
-    /// The session that a node ends with; nothing if it is not there.
+    /// Returns the session that an ephemeral node belongs to, or `None` if the node does not exist.
     pub(crate) fn owner(&mut self, path: &str) -> Option<i64> {
+        self.stat(path, 44)
+    }
+
+    /// Returns the number of the transaction that created a node, or `None` if the node does not exist.
+    pub(crate) fn created(&mut self, path: &str) -> Option<i64> {
+        self.stat(path, 0)
+    }
+
+    /// Returns the number at this position of a node's metadata.
+    fn stat(&mut self, path: &str, at: usize) -> Option<i64> {
         let (error, body) = self.call(3, Message::default().bytes(path.as_bytes()).flag(false));
-        (error == 0).then(|| i64::from_be_bytes(body[44..52].try_into().unwrap()))
+        (error == 0).then(|| i64::from_be_bytes(body[at..at + 8].try_into().unwrap()))
     }
 
     /// Ends the session.
@@ -131,10 +142,10 @@ impl Raw {
     }
 }
 
-/// Takes a session over and ends it, in one breath: its owner takes it back within a moment.
+/// Takes a session over and ends it in one write, since its owner reconnects within milliseconds.
 pub(crate) fn end(address: SocketAddr, session: i64) {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(ANSWER_LIMIT)).unwrap();
     let connect = Message::default().int(0).long(0).int(10_000).long(session).bytes(&password(session));
     let close = Message::default().int(1).int(-11);
     let mut both = Message::default().bytes(&connect.flag(false).0).0;
@@ -143,8 +154,8 @@ pub(crate) fn end(address: SocketAddr, session: i64) {
     let _ = stream.read_to_end(&mut Vec::new());
 }
 
-/// The password that a server gives to a session: drawn by Java's generator from the session's number and a
-/// constant of its source.
+/// Returns the password of a session. A server generates it with Java's random generator, seeded with the session's
+/// number and a constant of the server's source.
 fn password(session: i64) -> [u8; 16] {
     const MASK: u64 = (1 << 48) - 1;
     let mut state = (session as u64 ^ 0xB341_5C00 ^ 0x5_DEEC_E66D) & MASK;
@@ -156,12 +167,12 @@ fn password(session: i64) -> [u8; 16] {
     password
 }
 
-/// What a server says to a word of four letters.
-pub(crate) fn four_letters(address: SocketAddr, word: &str) -> String {
+/// Returns the reply of a server to a four-letter command.
+pub(crate) fn four_letters(address: SocketAddr, command: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(word.as_bytes()).unwrap();
-    let mut said = String::new();
-    stream.read_to_string(&mut said).unwrap();
-    said
+    stream.set_read_timeout(Some(ANSWER_LIMIT)).unwrap();
+    stream.write_all(command.as_bytes()).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply
 }

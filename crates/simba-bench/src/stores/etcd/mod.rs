@@ -1,29 +1,30 @@
-//! One etcd.
+//! A single etcd server.
 
-mod wire;
+mod connection;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use simba_core::{Backend, Clock, Moment, MutexName, SystemClock, async_trait};
+use simba_core::spi::{Backend, async_trait};
+use simba_core::{Clock, Moment, MutexName, SystemClock};
 use simba_etcd::{EtcdBackend, EtcdConfig};
 use tokio::sync::OnceCell;
 
-use self::wire::{Ear, Range, Txn, Wire};
-use super::lap::Lap;
+use self::connection::{Range, RawConnection, Txn, Watch};
+use super::handover_timer::HandoverTimer;
 use super::url;
 use simba_measure::{Caller, Peer, Target};
 
 /// The server that the tests share.
 const VARIABLE: &str = "SIMBA_TCK_ETCD";
-/// How long the peer holds its lock. It watches from the past, which servers tell ten times a second: earlier than this,
-/// that alone would be measured.
+/// How long the peer holds its lock. It watches from a past revision, whose events servers send ten times a second: with
+/// a shorter hold only that delay would be measured.
 const PEER_HOLDS: Duration = Duration::from_millis(120);
-/// How many hand-overs of the peer are enough, since each takes so long.
+/// The number of hand-overs of the peer: few, since each takes [`PEER_HOLDS`].
 const PEER_SAMPLES: usize = 50;
-/// The lease of the floor and of the peer in seconds: longer than a run, since nobody renews it.
+/// The lease of the floor and of the peer in seconds: longer than a run, since it is not renewed.
 const LEASE: i64 = 900;
 
 #[derive(Debug)]
@@ -40,26 +41,26 @@ impl Target for Etcd {
     }
 
     async fn raw(&self, _: &Arc<dyn Backend>, mutex: MutexName) -> Result<Box<dyn Caller>> {
-        // One connection and one lease for all callers, as ours has one of each.
-        static SHARED: OnceCell<(Wire, i64)> = OnceCell::const_new();
+        // One connection and one lease for all callers, as the backend has one of each.
+        static SHARED: OnceCell<(RawConnection, i64)> = OnceCell::const_new();
         static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let (wire, lease) = SHARED.get_or_try_init(connect).await?.clone();
+        let (connection, lease) = SHARED.get_or_try_init(connect).await?.clone();
         let prefix = format!("simba/{mutex}/");
         let key = format!("{prefix}raw-{}", COUNT.fetch_add(1, Ordering::Relaxed)).into_bytes();
-        Ok(Box::new(RawCaller { wire, lease, prefix, key, ear: None }))
+        Ok(Box::new(RawCaller { connection, lease, prefix, key, watch: None }))
     }
 
-    /// The server's own lock: it waits for its turn within the server.
+    /// Measures the server's own lock, whose callers wait within the server.
     async fn peer(&self, samples: usize) -> Result<Option<Peer>> {
-        let lap = Lap::default();
+        let timer = HandoverTimer::default();
         let samples = samples.min(PEER_SAMPLES);
-        let sides = [served(&lap, samples), served(&lap, samples)];
+        let sides = [lock_service(&timer, samples), lock_service(&timer, samples)];
         futures_util::future::try_join_all(sides).await?;
-        Ok(Some(Peer { name: "etcd's lock service", handovers: lap.take() }))
+        Ok(Some(Peer { name: "etcd's lock service", handovers: timer.take() }))
     }
 
     fn note(&self) -> Option<&'static str> {
-        Some("the server waits for its disk, which is a good part of what is measured here")
+        Some("the server syncs its disk, which takes a large part of the measured time")
     }
 
     fn many(&self) -> usize {
@@ -71,48 +72,48 @@ impl Target for Etcd {
     }
 }
 
-async fn connect() -> Result<(Wire, i64)> {
-    let mut wire = Wire::connect(&url(VARIABLE)?).await?;
-    let lease = wire.grant(LEASE).await?;
-    Ok((wire, lease))
+async fn connect() -> Result<(RawConnection, i64)> {
+    let mut connection = RawConnection::connect(&url(VARIABLE)?).await?;
+    let lease = connection.grant(LEASE).await?;
+    Ok((connection, lease))
 }
 
-/// Passes a lock of the server to and fro with another side, each on a connection and with a lease of its own.
-async fn served(lap: &Lap, samples: usize) -> Result<()> {
-    let (mut wire, lease) = connect().await?;
+/// Acquires and releases a lock of the server in turn with another contender, each with its own connection and lease.
+async fn lock_service(timer: &HandoverTimer, samples: usize) -> Result<()> {
+    let (mut connection, lease) = connect().await?;
     let name = format!("peer-{}", std::process::id());
     loop {
-        let key = wire.lock(&name, lease).await?;
-        let taken = lap.took();
+        let key = connection.lock(&name, lease).await?;
+        let handovers = timer.acquired();
         SystemClock.sleep_until(SystemClock.now() + PEER_HOLDS).await;
-        lap.releases();
-        wire.unlock(key).await?;
-        if taken >= samples {
+        timer.releasing();
+        connection.unlock(key).await?;
+        if handovers >= samples {
             return Ok(());
         }
     }
 }
 
-/// The requests that a lock needs at the least: a key that must not exist and ends with a lease, and its end.
+/// The minimal requests of a lock: creating a key that must not exist, with a lease, and deleting it.
 struct RawCaller {
-    wire: Wire,
+    connection: RawConnection,
     lease: i64,
     prefix: String,
     key: Vec<u8>,
-    ear: Option<Ear>,
+    watch: Option<Watch>,
 }
 
 impl RawCaller {
-    /// Completes when this key has gone.
-    async fn until_gone(&mut self, key: Vec<u8>, from: i64) -> Result<()> {
-        let ear = match &mut self.ear {
-            Some(ear) => {
-                ear.watch(key, from)?;
-                ear
+    /// Waits until this key is deleted.
+    async fn until_deleted(&mut self, key: Vec<u8>, from: i64) -> Result<()> {
+        let watch = match &mut self.watch {
+            Some(watch) => {
+                watch.add(key, from)?;
+                watch
             }
-            None => self.ear.insert(Ear::open(&mut self.wire, key, from).await?),
+            None => self.watch.insert(Watch::open(&mut self.connection, key, from).await?),
         };
-        ear.gone().await
+        watch.deleted().await
     }
 }
 
@@ -120,30 +121,30 @@ impl RawCaller {
 impl Caller for RawCaller {
     async fn pairs(&mut self, count: u32) -> Result<()> {
         for _ in 0..count {
-            let made = self.wire.txn(Txn::make(&self.key, self.lease)).await?;
-            ensure!(made.succeeded, "an uncontended mutex was refused");
+            let created = self.connection.txn(Txn::create(&self.key, self.lease)).await?;
+            ensure!(created.succeeded, "an uncontended mutex was refused");
             self.release().await?;
         }
         Ok(())
     }
 
     async fn acquire(&mut self) -> Result<Moment> {
-        let join = Txn::make(&self.key, self.lease).after(Range::last(&self.prefix));
-        let joined = self.wire.txn(join).await?;
-        ensure!(joined.succeeded, "the own key is still there");
-        // Not from the past, which is told late.
+        let join = Txn::create(&self.key, self.lease).after(Range::last(&self.prefix));
+        let joined = self.connection.txn(join).await?;
+        ensure!(joined.succeeded, "the own key still exists");
+        // Not from a past revision, whose events the server sends late.
         let from = joined.header.as_ref().context("an answer has a header")?.revision + 1;
         let mut woken = SystemClock.now();
         if let Some(before) = joined.found() {
-            self.until_gone(before, from).await?;
+            self.until_deleted(before, from).await?;
             woken = SystemClock.now();
-            let first = self.wire.range(Range::first(&self.prefix)).await?;
-            ensure!(first.kvs.first().is_some_and(|first| first.key == self.key), "somebody else is first");
+            let first = self.connection.range(Range::first(&self.prefix)).await?;
+            ensure!(first.kvs.first().is_some_and(|first| first.key == self.key), "another key is first");
         }
         Ok(woken)
     }
 
     async fn release(&mut self) -> Result<()> {
-        self.wire.delete(self.key.clone()).await
+        self.connection.delete(self.key.clone()).await
     }
 }

@@ -1,0 +1,204 @@
+//! Runs the calls of a short hold in the caller's task instead of a spawned one.
+//!
+//! An uncontended lock and its release then need no task switch, which often is a switch to another processor as well.
+//! Between the two calls the driver is not polled: it holds the mutex and has no call to make. It is spawned when it has
+//! to wait, when the caller drops its future or guard, when a shutdown begins, and when it is older than 10 ms.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use super::core::Core;
+use super::link::Link;
+use crate::clock::Moment;
+
+/// The age at which a driver gets a task: short compared with a lease, long compared with a call.
+const MAX_AGE: Duration = Duration::from_millis(10);
+/// The minimum time to the first renewal of a driver that runs inline, so that it has a task by then.
+pub(super) const MIN_RENEWAL: Duration = Duration::from_millis(60);
+
+/// A driver that runs in the task of its caller. Dropping it spawns the driver.
+pub(crate) struct Inline {
+    core: Arc<Core>,
+    runtime: Handle,
+    number: u64,
+}
+
+impl Inline {
+    pub(super) fn start(
+        core: &Arc<Core>,
+        runtime: Handle,
+        link: Link,
+        since: Moment,
+        driver: impl Future<Output = ()> + Send + 'static,
+    ) -> Self {
+        link.set_inline(true);
+        let driver = InlineDriver { future: Box::pin(core.track(driver)), link, since };
+        let number = core.inline.next.fetch_add(1, Ordering::Relaxed);
+        core.inline.put(core, &runtime, number, driver);
+        Self { core: Arc::clone(core), runtime, number }
+    }
+
+    /// Runs the driver in this task until `end` completes. Does nothing for a driver that has a task.
+    ///
+    /// # Cancel safety
+    ///
+    /// The driver continues with the next call, or in a spawned task.
+    pub(crate) async fn until<F: Future>(&self, end: F) -> F::Output {
+        let mut end = pin!(end);
+        poll_fn(|context| {
+            self.poll(context);
+            end.as_mut().poll(context)
+        })
+        .await
+    }
+
+    fn poll(&self, context: &mut Context<'_>) {
+        let Some(mut driver) = self.core.inline.take(&self.runtime, self.number) else { return };
+        let inside = self.runtime.enter();
+        let polled = driver.future.as_mut().poll(context);
+        drop(inside);
+        match polled {
+            Poll::Ready(()) => {}
+            Poll::Pending if driver.link.is_inline() => {
+                self.core.inline.put(&self.core, &self.runtime, self.number, driver);
+            }
+            // It waits for more than a reply, such as a release by another holder.
+            Poll::Pending => driver.spawn(&self.runtime),
+        }
+    }
+}
+
+impl Drop for Inline {
+    fn drop(&mut self) {
+        if let Some(driver) = self.core.inline.take(&self.runtime, self.number) {
+            driver.spawn(&self.runtime);
+        }
+    }
+}
+
+struct InlineDriver {
+    future: Pin<Box<dyn Future<Output = ()> + Send>>,
+    link: Link,
+    since: Moment,
+}
+
+impl InlineDriver {
+    /// Continues the driver in a spawned task. Its caller waits on the link.
+    fn spawn(self, runtime: &Handle) {
+        self.link.set_inline(false);
+        runtime.spawn(self.future);
+    }
+}
+
+/// All drivers without a task, except those that are being polled.
+#[derive(Default)]
+pub(super) struct InlineDrivers {
+    next: AtomicU64,
+    /// Those of each runtime that has a [`Sweeper`].
+    runtimes: Mutex<Vec<RuntimeDrivers>>,
+}
+
+/// The drivers of one runtime, in the order of their start.
+struct RuntimeDrivers {
+    runtime: Handle,
+    drivers: BTreeMap<u64, InlineDriver>,
+}
+
+impl InlineDrivers {
+    fn take(&self, runtime: &Handle, number: u64) -> Option<InlineDriver> {
+        of(&mut self.runtimes(), runtime)?.drivers.remove(&number)
+    }
+
+    /// Keeps a driver until it is taken or swept. Spawns it after the start of a shutdown, which spawns all once.
+    fn put(&self, core: &Arc<Core>, runtime: &Handle, number: u64, driver: InlineDriver) {
+        let mut runtimes = self.runtimes();
+        if core.closing.has_begun() {
+            drop(runtimes);
+            return driver.spawn(runtime);
+        }
+        if let Some(of_runtime) = of(&mut runtimes, runtime) {
+            of_runtime.drivers.insert(number, driver);
+            return;
+        }
+        let drivers = BTreeMap::from([(number, driver)]);
+        runtimes.push(RuntimeDrivers { runtime: runtime.clone(), drivers });
+        drop(runtimes);
+        runtime.spawn(Sweeper { core: Arc::clone(core), runtime: runtime.clone(), running: true }.run());
+        // tokio keeps the last spawned task for the same worker. If the caller blocked that worker right after its lock,
+        // no driver of the runtime would be spawned. After an empty task another worker can take the sweeper.
+        runtime.spawn(async {});
+    }
+
+    /// Spawns all drivers, after the shutdown has begun.
+    pub(super) fn spawn_all(&self) {
+        let mut all = Vec::new();
+        for RuntimeDrivers { runtime, drivers } in self.runtimes().iter_mut() {
+            all.extend(std::mem::take(drivers).into_values().map(|driver| (runtime.clone(), driver)));
+        }
+        all.into_iter().for_each(|(runtime, driver)| driver.spawn(&runtime));
+    }
+
+    /// Removes the drivers of a runtime that started before `then`. Returns them, and whether there are others.
+    fn take_older(&self, runtime: &Handle, then: Moment) -> (Vec<InlineDriver>, bool) {
+        let mut runtimes = self.runtimes();
+        let Some(RuntimeDrivers { drivers, .. }) = of(&mut runtimes, runtime) else {
+            return (Vec::new(), false);
+        };
+        let mut older = Vec::new();
+        while let Some(entry) = drivers.first_entry().filter(|entry| entry.get().since <= then) {
+            older.push(entry.remove());
+        }
+        let others = !drivers.is_empty();
+        if !others {
+            runtimes.retain(|of_runtime| of_runtime.runtime.id() != runtime.id());
+        }
+        (older, others)
+    }
+
+    fn runtimes(&self) -> MutexGuard<'_, Vec<RuntimeDrivers>> {
+        self.runtimes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn of<'a>(runtimes: &'a mut [RuntimeDrivers], runtime: &Handle) -> Option<&'a mut RuntimeDrivers> {
+    runtimes.iter_mut().find(|of_runtime| of_runtime.runtime.id() == runtime.id())
+}
+
+/// Spawns the drivers of one runtime that are too old. Ends when there is none.
+struct Sweeper {
+    core: Arc<Core>,
+    runtime: Handle,
+    running: bool,
+}
+
+impl Sweeper {
+    async fn run(mut self) {
+        while self.running {
+            let now = self.core.clock.now();
+            self.core.clock.sleep_until(now + MAX_AGE).await;
+            self.sweep(now);
+        }
+    }
+
+    fn sweep(&mut self, then: Moment) {
+        let (older, others) = self.core.inline.take_older(&self.runtime, then);
+        self.running = others;
+        older.into_iter().for_each(|driver| driver.spawn(&self.runtime));
+    }
+}
+
+/// Spawns every driver of a runtime that ends, so that the runtime drops them.
+impl Drop for Sweeper {
+    fn drop(&mut self) {
+        if self.running {
+            self.sweep(Moment::ZERO + Duration::MAX);
+        }
+    }
+}

@@ -1,0 +1,510 @@
+//! One call in progress: which write it sends, and what a row means for it. Sends nothing itself.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use simba_core::spi::{Answer, Holding, Ownership, Prior};
+use simba_core::{ContenderId, MutexName};
+
+use crate::calls::{Call, Reply, Request, SessionState};
+use crate::error::{Fault, NAME, locked, unavailable};
+use crate::own_hold::OwnHold;
+use crate::row::Row;
+use crate::shared::Shared;
+use crate::statements::{Kind, Target};
+
+/// The maximum number of versions that a write names. With more in doubt, the row is read before.
+const MAX_VERSIONS: u64 = 8;
+
+/// A call that is being carried out.
+pub(crate) struct Pending<'a> {
+    pub(crate) session: &'a SessionState,
+    request: Request,
+    /// The write to send next.
+    planned: Option<Write>,
+    /// A write that may not have been carried out, and the server's time that it returned.
+    unresolved: Option<(Write, Option<u64>)>,
+    visibility: Visibility,
+    pub(crate) reply: Option<Result<Reply, Fault>>,
+}
+
+/// A conditional write.
+#[derive(Clone, Debug)]
+struct Write {
+    kind: Kind,
+    /// The versions at which it has an effect.
+    versions: RangeInclusive<u64>,
+}
+
+/// Whether reads find the row of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Visibility {
+    Unknown,
+    Missing,
+    Inserted,
+    /// The table spells the name differently, and the collation ignores the difference.
+    OnlyAlone,
+}
+
+/// What a session does about a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    /// The row is free: take it.
+    Take,
+    /// The row is ours, in the remembered tenure: renew it, its token stays.
+    Renew,
+    /// The row is ours, in a tenure whose first reply was lost: renew it, the version of this write becomes
+    /// the token.
+    Adopt,
+    /// The row is ours under the token that was given up as lost: begin a new tenure.
+    Retake,
+    /// The row is held by another contender, or by another session with our id.
+    Refuse,
+    /// The lease ends in this millisecond, in which neither a renewal nor a take is allowed.
+    Wait,
+}
+
+/// Returns what a session with this `prior` does about `row`. Never claims a hold whose lease has ended.
+fn decide(prior: Prior, own_hold: &OwnHold, contender: &ContenderId, row: &Row) -> Action {
+    if row.is_free() {
+        return Action::Take;
+    }
+    if !row.is_held() {
+        return Action::Wait;
+    }
+    if !row.is_held_by(contender) {
+        return Action::Refuse;
+    }
+    match prior {
+        Prior::Nothing => Action::Refuse,
+        Prior::Lapsed(token) if own_hold.token() == Some(token) => Action::Retake,
+        _ if own_hold.accounts_for(row.version) => Action::Renew,
+        _ => Action::Adopt,
+    }
+}
+
+impl<'a> Pending<'a> {
+    pub(crate) fn new(call: &'a Call, shared: &Shared) -> Self {
+        let mut pending = Self {
+            session: &call.session,
+            request: call.request,
+            planned: None,
+            unresolved: None,
+            visibility: Visibility::Unknown,
+            reply: None,
+        };
+        pending.planned = pending.first_write(shared);
+        pending
+    }
+
+    /// Returns the write that needs no read before it, if there is one: about the remembered hold, or a take at
+    /// the version at which this handle saw the mutex free.
+    fn first_write(&mut self, shared: &Shared) -> Option<Write> {
+        let mut own_hold = self.session.own_hold();
+        let (token, versions) = (own_hold.token(), own_hold.versions());
+        let known = |kind| {
+            let versions = versions.filter(|versions| versions.end() - versions.start() < MAX_VERSIONS);
+            versions.map(|versions| Write { kind, versions })
+        };
+        match self.request {
+            Request::Contend { prior: Prior::Nothing, free_version } => {
+                own_hold.forget();
+                let version = free_version.or_else(|| shared.take_free_version(self.mutex()));
+                version.map(|version| Write::at(Kind::Take, version))
+            }
+            // The token of the new tenure has to be known.
+            Request::Contend { prior: Prior::Lapsed(lapsed), .. } if token == Some(lapsed) => {
+                known(Kind::Retake).filter(Write::is_exact)
+            }
+            // After an unanswered renewal the row is read first. A renewal that named several versions could be carried
+            // out after its successor, and set the lease back to the time at which it was sent.
+            Request::Contend { .. } => known(Kind::Renew).filter(Write::is_exact),
+            Request::Release(Holding::Under(released)) if token == Some(released) => known(Kind::Free),
+            Request::Release(Holding::Unknown) | Request::Inspect => None,
+            Request::Release(_) => {
+                self.reply = Some(Ok(Reply::Released));
+                None
+            }
+        }
+    }
+
+    pub(crate) fn mutex(&self) -> &'a MutexName {
+        &self.session.claim.mutex
+    }
+
+    /// Returns the kind of the write to send next.
+    pub(crate) fn planned_write(&self) -> Option<Kind> {
+        self.planned.as_ref().filter(|_| self.reply.is_none()).map(|write| write.kind)
+    }
+
+    /// Returns the row that the planned write is about.
+    pub(crate) fn target(&self) -> Option<Target<'a>> {
+        let claim = &self.session.claim;
+        self.planned.as_ref().map(|write| Target {
+            mutex: claim.mutex.as_str(),
+            owner: claim.contender.as_str(),
+            versions: write.versions.clone(),
+        })
+    }
+
+    /// Records that the planned write is being sent.
+    pub(crate) fn sent(&self) {
+        let mut own_hold = self.session.own_hold();
+        match self.planned_write() {
+            Some(Kind::Renew | Kind::Free) => own_hold.sent(),
+            // The new tenure has no token until its reply arrives.
+            Some(Kind::Take | Kind::Retake) => own_hold.forget(),
+            _ => {}
+        }
+    }
+
+    /// Records that the planned write failed. Without a fault it is sent again.
+    pub(crate) fn write_failed(&mut self, fault: Option<&Fault>) {
+        if !fault.is_some_and(Fault::outcome_unknown) {
+            self.not_applied(self.planned_write());
+        }
+        if let Some(fault) = fault {
+            self.fail(fault);
+        }
+    }
+
+    fn not_applied(&self, kind: Option<Kind>) {
+        if let Some(Kind::Renew | Kind::Free) = kind {
+            self.session.own_hold().not_applied();
+        }
+    }
+
+    pub(crate) fn fail(&mut self, fault: &Fault) {
+        self.reply = Some(Err(fault.clone()));
+    }
+
+    /// Records that the statement of the planned write changed fewer rows than it names.
+    pub(crate) fn unresolved(&mut self, number: Option<u64>) {
+        self.unresolved = self.planned.take().map(|write| (write, number));
+    }
+
+    /// Records that the planned write was carried out.
+    pub(crate) fn applied(&mut self, shared: &Shared) {
+        let Some(write) = self.planned.take() else { return };
+        let claim = &self.session.claim;
+        let mut own_hold = self.session.own_hold();
+        let version = write.versions.start().saturating_add(1);
+        match write.kind {
+            Kind::Renew if own_hold.token().is_some() => own_hold.applied(&write.versions),
+            Kind::Renew | Kind::Take | Kind::Retake => own_hold.begin(version),
+            Kind::Free | Kind::Fence => own_hold.forget(),
+        }
+        let token = own_hold.token();
+        drop(own_hold);
+        match write.kind {
+            Kind::Take | Kind::Retake => {
+                shared.note_version(&claim.mutex, version);
+                shared.wakeups.acquired(&claim.mutex, claim.contender.as_str());
+            }
+            Kind::Free => shared.note_released(&claim.mutex, write.is_exact().then_some(version)),
+            Kind::Renew | Kind::Fence => {}
+        }
+        self.reply = Some(Ok(match write.kind {
+            Kind::Free | Kind::Fence => Reply::Released,
+            _ => {
+                shared.note_hold(&claim.lease);
+                // Another can take the row only from the millisecond after the lease on, so the whole lease is
+                // ours although the server truncates times to milliseconds.
+                let lease = Duration::from_millis(self.session.terms().total);
+                Reply::Answer(Answer::Ours(Ownership::new(claim.contender.clone(), token, lease)))
+            }
+        }));
+    }
+
+    /// Resolves the last write by the row that was read after it, and plans the next one or replies. A write
+    /// that would be repeated as it was found a locked row.
+    pub(crate) fn decide(&mut self, row: Option<&Row>, shared: &Shared) {
+        let last = self.unresolved.take();
+        if let Some((write, number)) = &last {
+            if row.is_some_and(|row| self.is_applied(write, *number, row)) {
+                self.planned = Some(write.clone());
+                return self.applied(shared);
+            }
+            self.not_applied(Some(write.kind));
+        }
+        let next = match self.request {
+            Request::Inspect => self.reply_with_owner(row),
+            Request::Release(holding) => self.decide_release(holding, row),
+            Request::Contend { prior, .. } => match row {
+                Some(row) => self.decide_contend(prior, row),
+                None => self.not_found(),
+            },
+        };
+        let is_repeated = |next: &Write| {
+            let repeats =
+                |last: &Write| last.kind == next.kind && last.versions.contains(next.versions.start());
+            last.is_some_and(|(last, _)| repeats(&last))
+        };
+        if next.as_ref().is_some_and(is_repeated) {
+            self.fail(&Fault::Locked(locked()));
+        }
+        self.planned = next;
+    }
+
+    /// Returns whether the row is as this write leaves it. The server's time tells it from an earlier write.
+    fn is_applied(&self, write: &Write, number: Option<u64>, row: &Row) -> bool {
+        let is_ours = row.owner == self.session.claim.contender.as_str();
+        let is_next = row.version.checked_sub(1).is_some_and(|before| write.versions.contains(&before));
+        is_next
+            && match write.kind {
+                Kind::Renew => {
+                    is_ours && number.map(|now| now + self.session.terms().ttl) == Some(row.ttl_at)
+                }
+                Kind::Take | Kind::Retake => is_ours && Some(row.acquired_at) == number,
+                Kind::Free => row.owner.is_empty(),
+                Kind::Fence => !is_ours,
+            }
+    }
+
+    fn decide_contend(&mut self, prior: Prior, row: &Row) -> Option<Write> {
+        let mut own_hold = self.session.own_hold();
+        let kind = match decide(prior, &own_hold, &self.session.claim.contender, row) {
+            Action::Take => Kind::Take,
+            Action::Renew => Kind::Renew,
+            Action::Adopt => {
+                own_hold.forget();
+                Kind::Renew
+            }
+            Action::Retake => Kind::Retake,
+            Action::Wait => {
+                self.reply = Some(Ok(Reply::Answer(Answer::Vacant)));
+                return None;
+            }
+            Action::Refuse => {
+                own_hold.forget();
+                let held = row.ownership().map_err(|error| Fault::Refused(error.with_backend(NAME)));
+                self.reply = Some(held.map(|held| Reply::Answer(held.map_or(Answer::Vacant, Answer::Held))));
+                return None;
+            }
+        };
+        Some(Write::at(kind, row.version))
+    }
+
+    /// Plans to insert the row. If it was inserted already, its name is spelled differently.
+    fn not_found(&mut self) -> Option<Write> {
+        self.visibility = match self.visibility {
+            Visibility::Unknown => Visibility::Missing,
+            _ => Visibility::OnlyAlone,
+        };
+        None
+    }
+
+    /// Returns whether the row has to be inserted.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.visibility == Visibility::Missing && self.reply.is_none()
+    }
+
+    /// Returns whether the row can only be read by a statement that names no other.
+    pub(crate) fn is_read_alone(&self) -> bool {
+        self.visibility == Visibility::OnlyAlone
+    }
+
+    /// Records that the row was inserted, by this statement or by a peer before.
+    pub(crate) fn inserted(&mut self) {
+        self.visibility = Visibility::Inserted;
+        self.planned = Some(Write::at(Kind::Take, 0));
+    }
+
+    /// Frees the row if it is ours: any row with our id if the holding is unknown, else the tenure that our own
+    /// writes account for.
+    fn decide_release(&mut self, holding: Holding, row: Option<&Row>) -> Option<Write> {
+        let mut own_hold = self.session.own_hold();
+        let is_unknown = holding == Holding::Unknown;
+        let is_ours = |row: &Row| {
+            let is_meant = is_unknown || own_hold.accounts_for(row.version);
+            is_meant && row.owner == self.session.claim.contender.as_str()
+        };
+        match row {
+            Some(row) if is_ours(row) => return Some(Write::at(Kind::Free, row.version)),
+            // A take of ours may still be in flight: change the version so that it has no effect.
+            Some(row) if is_unknown && row.is_free() => return Some(Write::at(Kind::Fence, row.version)),
+            _ => {}
+        }
+        own_hold.forget();
+        self.reply = Some(Ok(Reply::Released));
+        None
+    }
+
+    fn reply_with_owner(&mut self, row: Option<&Row>) -> Option<Write> {
+        let owner = row.map_or(Ok(None), Row::ownership);
+        let owner = owner.map_err(|error| Fault::Refused(error.with_backend(NAME)));
+        self.reply = Some(owner.map(Reply::Owner));
+        None
+    }
+
+    /// Returns the reply. Without one, every write lost a race.
+    pub(crate) fn into_reply(self) -> Result<Reply, Fault> {
+        let is_contend = matches!(self.request, Request::Contend { .. });
+        self.reply.unwrap_or_else(|| match is_contend {
+            true => Ok(Reply::Answer(Answer::Vacant)),
+            false => Err(Fault::Refused(unavailable("the row changes faster than it can be freed"))),
+        })
+    }
+}
+
+impl Write {
+    const fn at(kind: Kind, version: u64) -> Self {
+        Self { kind, versions: version..=version }
+    }
+
+    fn is_exact(&self) -> bool {
+        self.versions.start() == self.versions.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Weak};
+
+    use simba_core::spi::Claim;
+    use simba_core::{FencingToken, Lease, SystemClock};
+
+    use super::*;
+    use crate::config::MySqlConfig;
+
+    fn row(owner: &str, transition_at: u64, version: u64) -> Row {
+        Row::from(("m".into(), 0, 0, transition_at, owner.into(), version, 1_000))
+    }
+
+    fn id() -> ContenderId {
+        ContenderId::new("me").unwrap()
+    }
+
+    fn held(version: u64) -> OwnHold {
+        let mut own_hold = OwnHold::default();
+        own_hold.begin(version);
+        own_hold
+    }
+
+    const LAPSED: Prior = Prior::Lapsed(FencingToken::new(7));
+    const PRIORS: [Prior; 4] = [Prior::Nothing, Prior::Unknown, Prior::Held, LAPSED];
+
+    #[test]
+    fn a_free_row_is_taken_and_a_foreign_one_refused_whatever_the_prior() {
+        for prior in PRIORS {
+            assert_eq!(decide(prior, &held(7), &id(), &row("", 0, 9)), Action::Take);
+            assert_eq!(decide(prior, &held(7), &id(), &row("other", 2_000, 9)), Action::Refuse);
+            assert_eq!(decide(prior, &held(7), &id(), &row("me", 1_000, 9)), Action::Wait);
+        }
+    }
+
+    #[test]
+    fn an_own_lease_that_has_ended_is_no_hold() {
+        assert_eq!(decide(Prior::Held, &held(7), &id(), &row("me", 999, 7)), Action::Take);
+    }
+
+    #[test]
+    fn a_row_of_another_session_with_our_id_is_refused() {
+        assert_eq!(decide(Prior::Nothing, &OwnHold::default(), &id(), &row("me", 2_000, 7)), Action::Refuse);
+    }
+
+    #[test]
+    fn an_unanswered_own_renewal_keeps_the_tenure_and_other_writes_begin_a_new_one() {
+        let mut own_hold = held(7);
+        own_hold.sent();
+        for prior in [Prior::Held, Prior::Unknown] {
+            assert_eq!(decide(prior, &own_hold, &id(), &row("me", 2_000, 8)), Action::Renew);
+            assert_eq!(decide(prior, &own_hold, &id(), &row("me", 2_000, 9)), Action::Adopt);
+        }
+        assert_eq!(decide(Prior::Unknown, &OwnHold::default(), &id(), &row("me", 2_000, 8)), Action::Adopt);
+    }
+
+    #[test]
+    fn a_renewal_names_one_version_and_follows_a_read_after_an_unanswered_one() {
+        let shared = shared();
+        let call = call(Request::Contend { prior: Prior::Held, free_version: None });
+        call.session.own_hold().begin(7);
+        assert_eq!(Pending::new(&call, &shared).planned_write(), Some(Kind::Renew));
+        call.session.own_hold().sent();
+        let mut pending = Pending::new(&call, &shared);
+        assert_eq!(pending.planned_write(), None, "the unanswered one may be carried out at any time");
+        pending.decide(Some(&row("me", 2_000, 8)), &shared);
+        assert_eq!(pending.target().map(|target| target.versions), Some(8..=8));
+    }
+
+    #[test]
+    fn only_the_token_that_lapsed_is_replaced() {
+        assert_eq!(decide(LAPSED, &held(7), &id(), &row("me", 2_000, 7)), Action::Retake);
+        assert_eq!(decide(LAPSED, &held(8), &id(), &row("me", 2_000, 8)), Action::Renew);
+    }
+
+    /// A row of this version that is held by `owner` until 20 s, with a ttl that ends at `ttl_at`.
+    fn held_row(owner: &str, ttl_at: u64, version: u64) -> Row {
+        Row::from(("m".into(), 0, ttl_at, 20_000, owner.into(), version, 1_000))
+    }
+
+    fn call(request: Request) -> Call {
+        let mutex = MutexName::new("m").unwrap();
+        let claim = Claim::new(mutex, id(), Lease::default());
+        Call { session: Arc::new(SessionState::new(claim)), request, caller: Weak::new() }
+    }
+
+    fn renewal(version: u64) -> Call {
+        let call = call(Request::Contend { prior: Prior::Held, free_version: None });
+        call.session.own_hold().begin(version);
+        call
+    }
+
+    fn shared() -> Shared {
+        Shared::new(MySqlConfig::new("h", "db"), Arc::new(SystemClock))
+    }
+
+    fn versions(pending: &Pending<'_>) -> RangeInclusive<u64> {
+        pending.target().unwrap().versions
+    }
+
+    #[test]
+    fn renewal_is_resolved_by_the_time_of_its_row_and_a_repeated_write_found_a_locked_row() {
+        let shared = shared();
+        for (version, ttl_at, is_renewed) in [(8, 11_000, true), (7, 10_999, false)] {
+            let call = renewal(7);
+            let mut pending = Pending::new(&call, &shared);
+            pending.sent();
+            // The statement wrote other rows at 1 s, by the server's clock.
+            pending.unresolved(Some(1_000));
+            pending.decide(Some(&held_row("me", ttl_at, version)), &shared);
+            match pending.into_reply() {
+                Ok(Reply::Answer(Answer::Ours(ours))) => {
+                    assert!(is_renewed && ours.token == Some(FencingToken::new(7)));
+                }
+                Err(Fault::Locked(_)) => assert!(!is_renewed),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn take_that_lost_a_race_names_the_holder() {
+        let (call, shared) =
+            (call(Request::Contend { prior: Prior::Nothing, free_version: Some(3) }), shared());
+        let mut pending = Pending::new(&call, &shared);
+        assert_eq!((pending.planned_write(), versions(&pending)), (Some(Kind::Take), 3..=3));
+        pending.sent();
+        pending.unresolved(None);
+        pending.decide(Some(&held_row("other", 11_000, 4)), &shared);
+        let reply = pending.into_reply();
+        assert!(
+            matches!(&reply, Ok(Reply::Answer(Answer::Held(held))) if held.owner.as_str() == "other"),
+            "{reply:?}"
+        );
+    }
+
+    #[test]
+    fn missing_row_is_inserted_and_then_read_alone() {
+        let (call, shared) = (call(Request::Contend { prior: Prior::Nothing, free_version: None }), shared());
+        let mut pending = Pending::new(&call, &shared);
+        assert_eq!(pending.planned_write(), None);
+        pending.decide(None, &shared);
+        assert!(pending.is_missing());
+        pending.inserted();
+        assert_eq!(versions(&pending), 0..=0);
+        pending.unresolved(None);
+        pending.decide(None, &shared);
+        assert!(!pending.is_missing() && pending.is_read_alone());
+    }
+}

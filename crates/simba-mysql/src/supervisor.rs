@@ -1,0 +1,134 @@
+//! The connections for calls: a fixed number, each used by one call at a time, pinged while they are idle.
+//!
+//! A connection that breaks is replaced by the next call that needs it.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use simba_core::Result;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::task::JoinSet;
+
+use crate::connection::{Connection, Purpose};
+use crate::error::closed;
+use crate::shared::Shared;
+
+/// The time between two checks for idle connections.
+const TICK: Duration = Duration::from_secs(1);
+/// The idle time after which a connection is pinged.
+const IDLE_PING: Duration = Duration::from_secs(15);
+/// The minimum of that time while a mutex is held. A broken connection is then replaced before the next renewal
+/// needs it.
+const HELD_PING: Duration = Duration::from_millis(200);
+const PING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The connections of one handle for calls.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    idle: Mutex<Vec<Connection>>,
+    /// Has a permit for each idle connection.
+    permits: Semaphore,
+}
+
+/// A connection in use. Dropping it puts it back.
+pub(crate) struct Pooled<'a> {
+    pool: &'a Pool,
+    connection: Connection,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Pool {
+    /// Opens all connections, so that wrong settings are noticed early.
+    ///
+    /// # Errors
+    ///
+    /// Why a connection could not be made.
+    pub(crate) async fn connect(shared: &Arc<Shared>) -> Result<Self> {
+        let (mut connecting, mut idle) = (JoinSet::new(), Vec::new());
+        for _ in 0..shared.config.connections {
+            let mut connection = Connection::new(Arc::clone(shared), Purpose::Calls);
+            connecting.spawn(async move { connection.ready().await.map(|()| connection) });
+        }
+        while let Some(connected) = connecting.join_next().await {
+            idle.push(connected.unwrap_or_else(|_| Err(closed()))?);
+        }
+        let permits = Semaphore::new(idle.len());
+        Ok(Self { shared: Arc::clone(shared), idle: Mutex::new(idle), permits })
+    }
+
+    /// Waits for an idle connection. Prefers one that is connected.
+    ///
+    /// # Errors
+    ///
+    /// The handle was closed.
+    pub(crate) async fn get(&self) -> Result<Pooled<'_>> {
+        let permit = self.permits.acquire().await.map_err(|_| closed())?;
+        let connected = self.take(permit, Connection::is_connected);
+        connected.or_else(|permit| self.take(permit, |_| true)).map_err(|_| closed())
+    }
+
+    /// Takes the last idle connection that is `wanted`, or returns the permit.
+    fn take<'a>(
+        &'a self,
+        permit: SemaphorePermit<'a>,
+        wanted: impl Fn(&Connection) -> bool,
+    ) -> Result<Pooled<'a>, SemaphorePermit<'a>> {
+        let mut idle = self.idle();
+        match idle.iter().rposition(wanted) {
+            Some(at) => Ok(Pooled { pool: self, connection: idle.remove(at), _permit: permit }),
+            None => Err(permit),
+        }
+    }
+
+    /// Pings idle connections until the task is aborted.
+    pub(crate) async fn keep_alive(&self) {
+        let Shared { clock, .. } = &*self.shared;
+        loop {
+            clock.sleep_until(clock.now() + TICK).await;
+            let is_holding = self.shared.is_holding();
+            let interval = if is_holding { self.shared.shortest_limit().max(HELD_PING) } else { IDLE_PING };
+            let now = clock.now();
+            let is_due = |connection: &Connection| connection.is_idle_for(now, interval, is_holding);
+            while let Ok(permit) = self.permits.try_acquire()
+                && let Ok(mut connection) = self.take(permit, is_due)
+            {
+                connection.ping(PING_TIMEOUT).await;
+            }
+        }
+    }
+
+    /// Closes the idle connections now, the others at the end of their statements. Every later call fails.
+    pub(crate) fn close(&self) {
+        self.permits.close();
+        self.idle().clear();
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Deref for Pooled<'_> {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.connection
+    }
+}
+
+impl DerefMut for Pooled<'_> {
+    fn deref_mut(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+}
+
+impl Drop for Pooled<'_> {
+    fn drop(&mut self) {
+        let unconnected = Connection::new(Arc::clone(&self.pool.shared), Purpose::Calls);
+        let connection = std::mem::replace(&mut self.connection, unconnected);
+        if !self.pool.permits.is_closed() {
+            self.pool.idle().push(connection);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The task of one connection: writes requests, reads replies, detects silence, reads the server's clock.
+
+use std::io;
+use std::time::Duration;
+
+use simba_core::{Clock, Error, Result};
+use simba_net::{ClockReading, ServerClock, Socket};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
+
+use super::Pipeline;
+use super::outbox::Probe;
+use crate::connection::Duplex;
+use crate::error;
+use crate::resp::{self, Reply};
+use crate::supervisor::Context;
+
+/// Number of consecutive checks without a reply after which a connection counts as broken.
+const SILENT_CHECKS: u32 = 4;
+/// How long a deferred command waits for others: a thousand renewals are then a few writes, not a thousand.
+const BATCH_DELAY: Duration = Duration::from_millis(2);
+/// Capacity that a buffer keeps after a burst.
+const KEPT_CAPACITY: usize = 64 << 10;
+
+impl Pipeline {
+    /// Runs the connection until it ends, and returns the cause. `socket` is for writes in the caller's task. The
+    /// connection counts as broken after a time of `silence` without a reply, while one is outstanding.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it closes the connection: callers must not write to a connection without a reader.
+    pub(crate) async fn run(
+        &self,
+        stream: Box<dyn Duplex>,
+        socket: Option<Socket>,
+        context: &Context,
+        silence: Duration,
+        server_clock: &ServerClock,
+    ) -> Error {
+        let _close = CloseOnDrop(self);
+        let clock = &*context.clock;
+        self.outbox().socket = socket;
+        let (reader, writer) = tokio::io::split(stream);
+        let cause = tokio::select! {
+            biased;
+            cause = self.read(reader) => cause,
+            cause = self.write(writer, clock) => cause,
+            cause = self.detect_silence(clock, silence) => cause,
+            cause = self.read_clock(clock, context.settings.ping, server_clock) => cause,
+        };
+        self.close_with(cause.clone());
+        cause
+    }
+
+    async fn write(&self, mut writer: WriteHalf<Box<dyn Duplex>>, clock: &dyn Clock) -> Error {
+        let mut bytes = Vec::new();
+        loop {
+            self.wait_for_output(clock).await;
+            {
+                let mut outbox = self.outbox();
+                if let Some(cause) = &outbox.broken {
+                    return cause.clone();
+                }
+                outbox.flush_batch();
+                std::mem::swap(&mut bytes, &mut outbox.bytes);
+                outbox.writing = true;
+            }
+            // TLS buffers the bytes until they are flushed.
+            if let Err(cause) = writer.write_all(&bytes).await.and(writer.flush().await) {
+                return error::io(cause);
+            }
+            self.outbox().writing = false;
+            bytes.clear();
+            bytes.shrink_to(KEPT_CAPACITY);
+        }
+    }
+
+    /// Waits until there is something to write. Yields once, so that other ready tasks can add commands to the write.
+    async fn wait_for_output(&self, clock: &dyn Clock) {
+        tokio::select! {
+            biased;
+            () = self.inner.output_ready.notified() => tokio::task::yield_now().await,
+            () = self.inner.deferred_ready.notified() => {
+                let end = clock.now() + BATCH_DELAY;
+                tokio::select! {
+                    biased;
+                    () = self.inner.output_ready.notified() => {}
+                    () = clock.sleep_until(end) => {}
+                }
+            }
+        }
+    }
+
+    async fn read(&self, mut reader: ReadHalf<Box<dyn Duplex>>) -> Error {
+        let (mut buffer, mut replies) = (Vec::with_capacity(KEPT_CAPACITY), Vec::new());
+        loop {
+            match reader.read_buf(&mut buffer).await {
+                Ok(0) => return error::io(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(cause) => return error::io(cause),
+            }
+            if let Err(cause) =
+                parse_all(&mut buffer, &mut replies).and_then(|()| self.dispatch(&mut replies))
+            {
+                return cause;
+            }
+        }
+    }
+
+    /// Passes every reply to the oldest request.
+    fn dispatch(&self, replies: &mut Vec<Reply>) -> Result<()> {
+        let mut outbox = self.outbox();
+        for reply in replies.drain(..) {
+            if let Some(verdict) = outbox.dispatch(reply)? {
+                self.inner.spread.record(verdict);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the server's clock at every ping interval, and warns if it was set. This is also the keep-alive of an idle
+    /// connection.
+    async fn read_clock(&self, clock: &dyn Clock, every: Duration, server_clock: &ServerClock) -> Error {
+        loop {
+            let sent = clock.now();
+            let time = match self.call(&["TIME"]).await {
+                Ok(reply) => server_time(&reply),
+                Err(cause) => return cause,
+            };
+            let reading = time.map(|server| ClockReading { server, sent, received: clock.now() });
+            if let Some(step) = reading.and_then(|reading| server_clock.read(reading)) {
+                tracing::warn!(
+                    step_ms = %step.0,
+                    "redis: the server's clock was set, or a server with another clock took over; leases end too early \
+                     or too late by this step, until each is renewed. Fix: synchronize the clocks of all servers by \
+                     slewing"
+                );
+            }
+            let probe = self.outbox().probe;
+            if probe == Probe::Inconclusive {
+                self.probe_spread();
+            }
+            clock.sleep_until(clock.now() + every).await;
+        }
+    }
+
+    /// Completes when calls are outstanding and no reply has come for `limit`.
+    async fn detect_silence(&self, clock: &dyn Clock, limit: Duration) -> Error {
+        let (mut answered, mut silent) = (0, 0);
+        while silent < SILENT_CHECKS {
+            clock.sleep_until(clock.now() + limit / SILENT_CHECKS).await;
+            let outbox = self.outbox();
+            let is_silent = outbox.outstanding > 0 && outbox.answered == answered;
+            answered = outbox.answered;
+            silent = if is_silent { silent + 1 } else { 0 };
+        }
+        error::silent(limit)
+    }
+}
+
+/// Moves all complete replies from `buffer` to `replies`.
+fn parse_all(buffer: &mut Vec<u8>, replies: &mut Vec<Reply>) -> Result<()> {
+    let mut at = 0;
+    while let Some((reply, length)) = resp::parse(&buffer[at..]).map_err(error::malformed)? {
+        replies.push(reply);
+        at += length;
+    }
+    buffer.drain(..at);
+    if buffer.is_empty() {
+        buffer.shrink_to(KEPT_CAPACITY);
+    }
+    Ok(())
+}
+
+/// Returns the time since 1970 in a reply to `TIME`.
+fn server_time(reply: &Reply) -> Option<Duration> {
+    let [seconds, micros] = reply.array()? else { return None };
+    let number = |reply: &Reply| reply.text()?.parse().ok();
+    Duration::from_secs(number(seconds)?).checked_add(Duration::from_micros(number(micros)?))
+}
+
+/// Closes the connection when dropped, unless it is closed.
+struct CloseOnDrop<'a>(&'a Pipeline);
+
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.close_with(error::disconnected());
+    }
+}

@@ -1,0 +1,303 @@
+//! One connection for the commands of all sessions. Commands are pipelined: replies come in the order of the requests.
+//!
+//! This is a client of our own because redis-rs can hand a reply to the wrong caller after it has subscribed again: a
+//! mutex would count as acquired by the reply to another call. Here every request adds an entry to a queue, and every
+//! reply takes the oldest entry, whether its caller still waits or not. Calls are batched here rather than by
+//! `simba_net::batch`, which holds calls back while requests are in flight: requests to Redis are pipelined, and a call
+//! is encoded once, into the bytes of its batch.
+//!
+//! | module | role |
+//! |---|---|
+//! | this one | the handle that callers use |
+//! | [`outbox`] | requests that are not sent, and requests without a reply |
+//! | [`io`] | the task of the connection: writes, reads, detects silence, reads the server's clock |
+//! | [`batch`] | calls that are sent as one command |
+//! | [`spread`] | the probe that shows whether calls may be batched |
+
+mod batch;
+mod io;
+mod outbox;
+pub(crate) mod spread;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use simba_core::{Error, Result};
+use simba_net::supervise::Connection;
+use tokio::sync::{Notify, oneshot};
+
+use crate::error;
+use crate::resp::{self, Reply};
+use crate::scripts::{FastPath, Invocation, Script, Scripts};
+use outbox::{Expected, Outbox, Probe};
+use spread::Spread;
+
+/// Handle to one connection. Clones are cheap.
+#[derive(Clone)]
+pub(crate) struct Pipeline {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    outbox: Mutex<Outbox>,
+    output_ready: Notify,
+    /// Notified for the first deferred command.
+    deferred_ready: Notify,
+    /// Shared by all connections of the handle.
+    spread: Arc<Spread>,
+    replica_waits: ReplicaWaits,
+}
+
+/// When a command is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Priority {
+    Immediate,
+    /// Within a few milliseconds, together with others.
+    Deferred,
+}
+
+/// Callers that wait until replicas have their writes. The server answers nothing else on the connection during a
+/// `WAIT`, so only one is in flight, and the next one is for all callers that came meanwhile.
+#[derive(Default)]
+struct ReplicaWaits {
+    /// Number of callers so far.
+    callers: AtomicU64,
+    /// The last `WAIT`: the number of callers before it was sent, and its reply.
+    last: tokio::sync::Mutex<Option<(u64, Reply)>>,
+}
+
+/// The caller that waits for a reply, or `None` if the reply is ignored.
+type ReplySender = Option<oneshot::Sender<Reply>>;
+
+impl Pipeline {
+    pub(crate) fn new(spread: Arc<Spread>) -> Self {
+        let inner = Inner {
+            outbox: Mutex::default(),
+            output_ready: Notify::new(),
+            deferred_ready: Notify::new(),
+            spread,
+            replica_waits: ReplicaWaits::default(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Sends a probe for keys that are spread over servers. Its reply decides whether calls may be batched.
+    pub(crate) fn probe_spread(&self) {
+        let Ok(mut outbox) = self.open_outbox() else { return };
+        let probe = spread::commands();
+        probe
+            .writes
+            .iter()
+            .for_each(|write| outbox.add(Expected::One(None), |out| out.extend_from_slice(write)));
+        outbox.add(Expected::SpreadProbe, |out| out.extend_from_slice(&probe.read));
+        outbox.probe = Probe::Sent;
+        drop(outbox);
+        self.inner.output_ready.notify_one();
+    }
+
+    /// Returns whether a probe has no reply yet. Stays true if the connection ended before the reply.
+    pub(crate) fn is_probing(&self) -> bool {
+        self.outbox().probe == Probe::Sent
+    }
+
+    /// Sends a command and waits for its reply, which may be an error reply.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the command is still sent and its reply is ignored.
+    pub(crate) async fn call(&self, command: &[&str]) -> Result<Reply> {
+        self.call_with(|out| resp::write_command(out, command)).await
+    }
+
+    /// Like [`call`](Self::call), with the one command that `write` writes.
+    pub(crate) async fn call_with(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
+        let (sender, reply) = oneshot::channel();
+        self.push(self.open_outbox()?, Some(sender), Priority::Immediate, write);
+        reply.await.map_err(|_| self.cause())
+    }
+
+    /// Sends `first` directly followed by the command that `write` writes, and waits for the reply to the latter.
+    pub(crate) async fn call_after(&self, first: &[&str], write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
+        let (sender, reply) = oneshot::channel();
+        {
+            let mut outbox = self.open_outbox()?;
+            outbox.add(Expected::One(None), |out| resp::write_command(out, first));
+            outbox.add(Expected::One(Some(sender)), write);
+        }
+        self.inner.output_ready.notify_one();
+        reply.await.map_err(|_| self.cause())
+    }
+
+    /// Sends the command that `write` writes and ignores its reply. Does nothing if the connection is broken.
+    pub(crate) fn send(&self, write: impl FnOnce(&mut Vec<u8>)) {
+        if let Ok(outbox) = self.open_outbox() {
+            self.push(outbox, None, Priority::Immediate, write);
+        }
+    }
+
+    /// Sends a script call, alone or in a batch, and waits for its reply. Returns `Nil` if the batch did not execute
+    /// the call and the caller has to repeat it alone: the fast path did not apply, or the batch failed as a whole.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`call`](Self::call), but a call that would have to be repeated alone may not be executed.
+    pub(crate) async fn invoke(&self, call: &Invocation<'_>, scripts: &Scripts) -> Result<Reply> {
+        let (sender, reply) = oneshot::channel();
+        self.enqueue(call, scripts, Some(sender))?;
+        reply.await.map_err(|_| self.cause())
+    }
+
+    fn enqueue(&self, call: &Invocation<'_>, scripts: &Scripts, sender: ReplySender) -> Result<()> {
+        let mut outbox = self.open_outbox()?;
+        // A renewal is sent long before the deadline, so it can wait for a batch. Other calls have a waiting caller.
+        let priority = match call.fast_path {
+            Some(FastPath::Renew(..)) => Priority::Deferred,
+            _ => Priority::Immediate,
+        };
+        let alone = outbox.probe != Probe::OneServer || priority == Priority::Immediate && outbox.is_quiet();
+        let (Some(path), Some(digest), false) = (&call.fast_path, scripts.digest(Script::Many), alone) else {
+            self.push(outbox, sender, priority, |out| call.write(out, scripts));
+            return Ok(());
+        };
+        let first = outbox.is_empty();
+        let sent = outbox.append(path, call.mutex, digest, sender);
+        drop(outbox);
+        if !sent {
+            self.notify_writer(priority, first);
+        }
+        Ok(())
+    }
+
+    /// Waits until replicas have the earlier writes of this connection, or the time of `command`, which is a `WAIT`, is
+    /// over. Returns the reply: the number of replicas.
+    pub(crate) async fn wait_for_replicas(&self, command: &[&str]) -> Result<Reply> {
+        let waits = &self.inner.replica_waits;
+        let caller = waits.callers.fetch_add(1, Ordering::SeqCst);
+        let mut last = waits.last.lock().await;
+        match &*last {
+            Some((callers, reply)) if *callers > caller => Ok(reply.clone()),
+            _ => {
+                let callers = waits.callers.load(Ordering::SeqCst);
+                let reply = self.call(command).await?;
+                *last = Some((callers, reply.clone()));
+                Ok(reply)
+            }
+        }
+    }
+
+    fn push(
+        &self,
+        mut outbox: MutexGuard<'_, Outbox>,
+        sender: ReplySender,
+        priority: Priority,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) {
+        let (first, quiet) = (outbox.is_empty(), outbox.is_quiet());
+        outbox.add(Expected::One(sender), write);
+        let sent = quiet && priority == Priority::Immediate && outbox.send();
+        drop(outbox);
+        if !sent {
+            self.notify_writer(priority, first);
+        }
+    }
+
+    fn notify_writer(&self, priority: Priority, first: bool) {
+        match priority {
+            Priority::Immediate => self.inner.output_ready.notify_one(),
+            Priority::Deferred if first => self.inner.deferred_ready.notify_one(),
+            // The first deferred command has notified the writer.
+            Priority::Deferred => {}
+        }
+    }
+
+    fn outbox(&self) -> MutexGuard<'_, Outbox> {
+        self.inner.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_outbox(&self) -> Result<MutexGuard<'_, Outbox>> {
+        let outbox = self.outbox();
+        match outbox.refusal() {
+            Some(cause) => Err(cause),
+            None => Ok(outbox),
+        }
+    }
+
+    /// Closes the connection. All outstanding and later calls fail with the first cause.
+    pub(crate) fn close_with(&self, cause: Error) {
+        let outstanding = self.outbox().close(cause);
+        // After the lock is released: a woken caller takes it.
+        drop(outstanding);
+        self.inner.output_ready.notify_one();
+    }
+
+    fn cause(&self) -> Error {
+        self.outbox().broken.clone().unwrap_or_else(error::disconnected)
+    }
+}
+
+impl Connection for Pipeline {
+    fn is_open(&self) -> bool {
+        self.outbox().broken.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use simba_core::TokioClock;
+    use simba_net::ServerClock;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+
+    use super::*;
+    use crate::config::RedisConfig;
+    use crate::supervisor::Context;
+
+    /// Reads the next command and returns its name.
+    async fn next_command(server: &mut DuplexStream, buffer: &mut Vec<u8>) -> String {
+        loop {
+            if let Some((command, length)) = resp::parse(buffer).unwrap() {
+                buffer.drain(..length);
+                return command.array().unwrap()[0].text().unwrap().into();
+            }
+            server.read_buf(buffer).await.unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_wait_serves_all_callers_that_came_during_the_last_one() {
+        let config = RedisConfig::from_url(&"redis://unused".parse().unwrap()).unwrap();
+        let context = Context::new(config.settings, Arc::new(TokioClock::new()));
+        let (ours, mut server) = tokio::io::duplex(1 << 16);
+        let (pipeline, limit) = (Pipeline::new(Arc::default()), Duration::from_secs(60));
+        let connection = pipeline.clone();
+        tokio::spawn(async move {
+            connection.run(Box::new(ours), None, &context, limit, &ServerClock::default()).await
+        });
+        let callers: Vec<_> = (0..40)
+            .map(|_| {
+                let pipeline = pipeline.clone();
+                tokio::spawn(async move { pipeline.wait_for_replicas(&["WAIT", "1", "500"]).await })
+            })
+            .collect();
+        let (mut buffer, mut waits) = (Vec::new(), 0);
+        while waits < 2 {
+            match next_command(&mut server, &mut buffer).await.as_str() {
+                "TIME" => server.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n0\r\n").await.unwrap(),
+                command => {
+                    assert_eq!(command, "WAIT");
+                    waits += 1;
+                    server.write_all(format!(":{waits}\r\n").as_bytes()).await.unwrap();
+                }
+            }
+        }
+        for (at, caller) in callers.into_iter().enumerate() {
+            let wanted = if at == 0 { 1 } else { 2 };
+            assert_eq!(
+                caller.await.unwrap().unwrap(),
+                Reply::Int(wanted),
+                "the first `WAIT` is for one caller"
+            );
+        }
+    }
+}
