@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::raw::{self, Raw};
 use simba_core::ContenderId;
-use simba_core::spi::{Backend as _, Claim, Holding, Prior};
+use simba_core::spi::{Backend as _, Claim, Prior};
 use simba_core::{Clock, Contention, Lease, Moment, Simba, SystemClock, Tenure};
 use simba_servers::{Ensemble, EnsemblePlan};
 use simba_tck::{FaultProxy, rounds};
@@ -275,32 +275,11 @@ async fn a_reconnect_that_grants_a_shorter_session_shortens_the_tenure() {
 async fn a_creation_that_is_committed_after_a_reconnect_leaves_no_node() {
     // The node exists for at least this long, so that even a process that pauses observes it.
     const DELAY: Duration = Duration::from_secs(2);
-    let mut plan = EnsemblePlan::new(3).unwrap();
-    let mut links = Vec::new();
-    for follower in [0, 1] {
-        let link = FaultProxy::start(plan.quorum_address(2)).await.unwrap();
-        plan = plan.with_detour(follower, 2, link.address());
-        links.push(link);
-    }
-    // No server drops another one that is late.
-    let plan = (0..3).fold(plan, |plan, server| plan.with_setting(server, "syncLimit=50"));
-    let mut ensemble = spawn_blocking(|| plan.start().unwrap()).await.unwrap();
-    while ensemble.leader().unwrap() != 2 {
-        let at = ensemble.leader().unwrap();
-        ensemble = restart(ensemble, at).await;
-    }
-    // After an election the followers need some time before they serve clients.
-    let followers = [0, 1].map(|at| ensemble.server(at).address());
-    spawn_blocking(move || {
-        while !followers.iter().all(|at| raw::four_letters(*at, "srvr").contains("Mode: follower")) {
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    })
-    .await
-    .unwrap();
+    let (ensemble, links) = start_with_links().await;
+    let (leader, followers) = roles(&ensemble).await;
     let (first, second) = (
-        FaultProxy::start(ensemble.server(0).address()).await.unwrap(),
-        FaultProxy::start(ensemble.server(1).address()).await.unwrap(),
+        FaultProxy::start(ensemble.server(followers[0]).address()).await.unwrap(),
+        FaultProxy::start(ensemble.server(followers[1]).address()).await.unwrap(),
     );
     second.refuse();
     let url = format!("zookeeper://{},{}", first.address(), second.address());
@@ -311,18 +290,19 @@ async fn a_creation_that_is_committed_after_a_reconnect_leaves_no_node() {
     let mutex = name();
     let path = format!("/simba/{mutex}");
     let claim = || Claim::new(mutex.clone(), ContenderId::generate(), lease);
+    // A holder, since the servers delete the node of a mutex that nobody wants, and a creation below it would fail.
+    let mut holder = backend.open(claim()).await.unwrap();
+    holder.contend(Prior::Nothing).await.unwrap();
     let mut session = backend.open(claim()).await.unwrap();
-    session.contend(Prior::Nothing).await.unwrap();
-    session.release(Holding::Unknown).await.unwrap();
-    let mut session = backend.open(claim()).await.unwrap();
-    let leader = ensemble.server(2).address();
-    let mut raw = spawn_blocking(move || Raw::connect(leader)).await.unwrap();
+    let leader_address = ensemble.server(leader).address();
+    let mut raw = spawn_blocking(move || Raw::connect(leader_address)).await.unwrap();
     // The first server forwards requests and receives nothing. The leader needs the second server to commit, which
-    // takes three delays.
-    links[0].stall_replies();
-    links[1].delay(DELAY, Duration::ZERO);
+    // takes two delays.
+    let to_leader = [&links[followers[0]][leader], &links[followers[1]][leader]];
+    to_leader[0].stall_replies();
+    to_leader[1].delay(DELAY, Duration::ZERO);
     // The request that creates a node below the mutex, not one about the mutex itself.
-    let mut forwarded = links[0].hold_next_request_with(&[&format!("{path}/")]);
+    let mut forwarded = to_leader[0].hold_next_request_with(&[&format!("{path}/")]);
     tokio::select! {
         () = forwarded.caught() => forwarded.deliver(),
         answer = session.contend(Prior::Nothing) => panic!("no answer is expected yet: {answer:?}"),
@@ -332,19 +312,53 @@ async fn a_creation_that_is_committed_after_a_reconnect_leaves_no_node() {
     first.refuse();
     first.cut();
     let created_and_deleted = spawn_blocking(move || {
-        let mut poll = |wanted: bool| {
+        let mut poll = |nodes: usize| {
             let began = SystemClock.now();
-            while raw.children(&path).is_empty() == wanted {
-                assert!(
-                    SystemClock.now() - began < WAIT_LIMIT,
-                    "broken: the node is {}",
-                    if wanted { "not created" } else { "left behind" }
-                );
+            while raw.children(&path).len() != nodes {
+                assert!(SystemClock.now() - began < WAIT_LIMIT, "broken: not {nodes} nodes in the queue");
                 std::thread::sleep(Duration::from_millis(20));
             }
         };
-        poll(true);
-        poll(false);
+        poll(2);
+        poll(1);
     });
     created_and_deleted.await.unwrap();
+}
+
+/// Starts three servers with a proxy for each of them in front of each other one: `links[follower][leader]`.
+async fn start_with_links() -> (Ensemble, Vec<Vec<FaultProxy>>) {
+    let mut plan = EnsemblePlan::new(3).unwrap();
+    let mut links = Vec::new();
+    for follower in 0..3 {
+        let mut to_others = Vec::new();
+        for leader in 0..3 {
+            let link = FaultProxy::start(plan.quorum_address(leader)).await.unwrap();
+            if leader != follower {
+                plan = plan.with_detour(follower, leader, link.address());
+            }
+            to_others.push(link);
+        }
+        links.push(to_others);
+    }
+    // Delays of a few seconds do not end the connection of a follower.
+    let plan = (0..3).fold(plan, |plan, server| plan.with_setting(server, "syncLimit=100"));
+    (spawn_blocking(|| plan.start().unwrap()).await.unwrap(), links)
+}
+
+/// Returns the leader and its followers, once all of them serve clients.
+async fn roles(ensemble: &Ensemble) -> (usize, [usize; 2]) {
+    let modes = || [0, 1, 2].map(|at| raw::four_letters(ensemble.server(at).address(), "srvr"));
+    let began = SystemClock.now();
+    loop {
+        let is = |mode: &str| modes().map(|answer| answer.contains(&format!("Mode: {mode}")));
+        if let ([leader], [one, other]) = (&positions(is("leader"))[..], &positions(is("follower"))[..]) {
+            return (*leader, [*one, *other]);
+        }
+        assert!(SystemClock.now() - began < WAIT_LIMIT, "the ensemble has no leader: {:?}", modes());
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn positions(flags: [bool; 3]) -> Vec<usize> {
+    (0..3).filter(|at| flags[*at]).collect()
 }
