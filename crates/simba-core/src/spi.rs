@@ -11,5 +11,5 @@ pub use async_trait::async_trait;
 pub use crate::backend::{Answer, Backend, Claim, Holding, Intent, Ownership, Prior, Session};
 pub use crate::clock::within;
 pub use crate::operate::Operate;
-pub use crate::url::{ConnectUrl, Host};
+pub use crate::url::{ConnectUrl, Host, Password};
 pub use crate::wakeups::{Demand, Subscription, Wakeups};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use simba_core::spi::ConnectUrl;
+use simba_core::spi::{ConnectUrl, Password};
 use simba_core::{Error, ErrorKind, Result};
 use simba_net::{Endpoint, Tls};
 
@@ -42,7 +42,7 @@ pub struct EtcdConfig {
 #[derive(Clone)]
 pub(crate) struct Login {
     pub(crate) user: String,
-    pub(crate) password: String,
+    pub(crate) password: Password,
 }
 
 impl EtcdConfig {
@@ -81,9 +81,7 @@ impl EtcdConfig {
             return Err(invalid("the URL names no server: write etcd://host1,host2,host3"));
         }
         let login = match (url.user(), url.password()) {
-            (Some(user), Some(password)) => {
-                Some(Login { user: user.to_owned(), password: password.to_owned() })
-            }
+            (Some(user), Some(password)) => Some(Login { user: user.to_owned(), password: password.clone() }),
             (None, None) => None,
             _ => {
                 return Err(invalid(
@@ -104,7 +102,7 @@ impl EtcdConfig {
     }
 
     /// Sets the user and the password to log in with.
-    pub fn with_login(self, user: impl Into<String>, password: impl Into<String>) -> Self {
+    pub fn with_login(self, user: impl Into<String>, password: impl Into<Password>) -> Self {
         Self { login: Some(Login { user: user.into(), password: password.into() }), ..self }
     }
 
@@ -166,7 +164,7 @@ mod tests {
         assert_eq!(endpoints, ["a:2379", "[::1]:2380"]);
         assert_eq!(config.keys().root(), "teams/orders/simba/");
         let login = config.login.unwrap();
-        assert_eq!((&*login.user, &*login.password), ("u", "p"));
+        assert_eq!((&*login.user, login.password), ("u", "p".into()));
         assert_eq!(read("etcd://a").unwrap().keys().root(), "simba/");
     }
 

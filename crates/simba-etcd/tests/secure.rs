@@ -10,8 +10,10 @@ use std::time::Duration;
 use common::login::{PASSWORD, server_with_auth, server_without_auth};
 use common::{Etcd, connect, contend, ctl, leads, lease, long, sees, soon};
 use simba_core::{ErrorKind, MutexName, Simba};
+use simba_etcd::{EtcdBackend, EtcdConfig};
 use simba_servers::{Certificates, Server, Setup, shared};
 use simba_tck::{FaultProxy, Network as _, run_sample};
+use simba_test_support::follows_password_file;
 use tokio::time::{Instant, sleep, timeout};
 
 fn tls_file(name: &str) -> String {
@@ -99,8 +101,7 @@ async fn an_expired_login_is_repeated() {
     let guard = simba.locker("again").lock().await.unwrap();
     for round in 0..3 {
         // Setting a password ends the logins of its user.
-        let args = ["--user", "root:root", "user", "passwd", "tck", "--interactive=false"];
-        set_password(&server.url(), &args).await;
+        set_password(&server.url(), PASSWORD).await;
         simba.locker(format!("other-{round}")).lock().await.unwrap().release().await.unwrap();
     }
     assert!(guard.is_held());
@@ -121,8 +122,7 @@ async fn a_login_is_renewed_without_another_connection() {
         let held = [root.locker(&*before).lock().await.unwrap(), root.locker(&*after).lock().await.unwrap()];
         let first = contend(&simba, &MutexName::new(before).unwrap(), long());
         sees(&first, &held[0].tenure()).await;
-        let args = ["--user", "root:root", "user", "passwd", "tck", "--interactive=false"];
-        set_password(&server.url(), &args).await;
+        set_password(&server.url(), PASSWORD).await;
         let second = contend(&simba, &MutexName::new(after).unwrap(), long());
         sees(&second, &held[1].tenure()).await;
         for guard in held {
@@ -138,8 +138,7 @@ async fn a_login_is_renewed_without_another_connection() {
     let held = root.locker("quiet").lock().await.unwrap();
     let waiter = contend(&simba, &MutexName::new("quiet").unwrap(), long());
     sees(&waiter, &held.tenure()).await;
-    let args = ["--user", "root:root", "user", "passwd", "tck", "--interactive=false"];
-    set_password(&server.url(), &args).await;
+    set_password(&server.url(), PASSWORD).await;
     // The health check, the login, and the next call of the waiter.
     let expected = proxy.requests() + 3;
     soon("a waiter sends a health check", proxy.until(|counts| counts.requests >= expected)).await;
@@ -149,14 +148,15 @@ async fn a_login_is_renewed_without_another_connection() {
 }
 
 /// Runs `etcdctl`, which reads the password from its standard input.
-async fn set_password(url: &str, args: &[&str]) {
+async fn set_password(url: &str, password: &'static str) {
     use std::io::Write as _;
     use std::process::Stdio;
     let mut command = common::etcdctl(url);
-    command.args(args).stdin(Stdio::piped()).stdout(Stdio::null());
+    command.args(["--user", "root:root", "user", "passwd", "tck", "--interactive=false"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::null());
     let set = move || {
         let mut process = command.spawn().unwrap();
-        writeln!(process.stdin.take().unwrap(), "{PASSWORD}").unwrap();
+        writeln!(process.stdin.take().unwrap(), "{password}").unwrap();
         assert!(process.wait().unwrap().success());
     };
     tokio::task::spawn_blocking(set).await.unwrap();
@@ -201,4 +201,17 @@ async fn a_revoked_permission_is_reported_and_the_mutex_becomes_free() {
     let (requests, time) = (network.requests() - before, began.elapsed());
     let max = 20.0 * time.as_secs_f64();
     assert!(requests as f64 <= max, "broken: no hot loop, but {requests} requests in {time:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_password_file_is_read_at_every_login() {
+    let server = server_with_auth().await;
+    let admin = server.url();
+    let change = |password: &'static str| {
+        let admin = admin.clone();
+        async move { set_password(&admin, password).await }
+    };
+    let connect = |url| EtcdBackend::connect(EtcdConfig::from_url(&url).unwrap());
+    follows_password_file(server.address(), |address| format!("etcd://tck@{address}/teams"), change, connect)
+        .await;
 }

@@ -1,11 +1,10 @@
 //! The settings of a backend: server, login, TLS, table and connections.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mysql_async::{ClientIdentity, Opts, OptsBuilder, SslOpts};
-use simba_core::spi::ConnectUrl;
+use simba_core::spi::{ConnectUrl, Password};
 use simba_core::{Error, ErrorKind, Result};
 
 use crate::error::NAME;
@@ -54,10 +53,6 @@ pub struct MySqlConfig {
     pub(crate) connect_timeout: Duration,
     tls: Tls,
 }
-
-/// A password, which is never shown.
-#[derive(Clone)]
-struct Password(String);
 
 /// Whether the connection is encrypted, and which checks the server's certificate must pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +118,7 @@ impl MySqlConfig {
         let mut config = Self::new(host.map_or("localhost", |host| &host.name), database);
         config.port = host.and_then(|host| host.port).unwrap_or(PORT);
         config.user = url.user().map(str::to_owned);
-        config.password = url.password().map(|password| Password(password.to_owned()));
+        config.password = url.password().cloned();
         config.socket = url.query("socket").map(str::to_owned);
         config.with_keys(url)?.checked()
     }
@@ -179,8 +174,8 @@ impl MySqlConfig {
 
     /// Sets the password, as plain text without percent-encoding.
     #[must_use]
-    pub fn with_password(self, password: impl Into<String>) -> Self {
-        Self { password: Some(Password(password.into())), ..self }
+    pub fn with_password(self, password: impl Into<Password>) -> Self {
+        Self { password: Some(password.into()), ..self }
     }
 
     /// Sets the table; default `simba_mutex`.
@@ -264,14 +259,19 @@ impl MySqlConfig {
         self.tls.mode == SslMode::Disabled && !local
     }
 
-    /// Returns the settings of the driver. `prefer_socket` is off: the driver would reconnect through a Unix
-    /// socket and bypass the configured host.
-    pub(crate) fn opts(&self) -> Opts {
+    /// Returns the settings of the driver, with the current password. `prefer_socket` is off: the driver would
+    /// reconnect through a Unix socket and bypass the configured host.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] if the file with the password cannot be read.
+    pub(crate) fn opts(&self) -> Result<Opts> {
+        let password = self.password.as_ref().map(Password::read).transpose()?;
         let builder = OptsBuilder::default()
             .ip_or_hostname(&*self.host)
             .tcp_port(self.port)
             .user(self.user.as_deref())
-            .pass(self.password.as_ref().map(|password| password.0.as_str()))
+            .pass(password)
             .db_name(Some(&*self.database))
             .socket(self.socket.as_deref())
             .prefer_socket(false)
@@ -282,7 +282,7 @@ impl MySqlConfig {
             .max_allowed_packet(Some(16 << 20))
             .wait_timeout(Some(28_800))
             .ssl_opts(self.tls.opts());
-        builder.into()
+        Ok(builder.into())
     }
 }
 
@@ -342,12 +342,6 @@ impl std::str::FromStr for SslMode {
             )),
             _ => Err(invalid("`ssl-mode` is DISABLED, REQUIRED, VERIFY_CA or VERIFY_IDENTITY")),
         }
-    }
-}
-
-impl fmt::Debug for Password {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
     }
 }
 

@@ -116,7 +116,8 @@ impl Connection {
 
     async fn connect(&self) -> Result<Conn> {
         let limit = self.shared.config.connect_timeout;
-        match within(&*self.shared.clock, limit, dial(&self.shared)).await {
+        let opts = self.shared.config.opts()?;
+        match within(&*self.shared.clock, limit, dial(&opts, &self.shared)).await {
             Some(connected) => {
                 connected.map_err(|error| connect_error(error, self.shared.statements.table()))
             }
@@ -219,13 +220,12 @@ impl Connection {
 }
 
 /// Connects and logs in at the first address of the host that answers.
-async fn dial(shared: &Shared) -> mysql_async::Result<Conn> {
-    let opts = shared.opts.clone();
+async fn dial(opts: &Opts, shared: &Shared) -> mysql_async::Result<Conn> {
     if opts.socket().is_some() {
-        return Conn::new(opts).await;
+        return Conn::new(opts.clone()).await;
     }
     let addresses: Vec<_> = lookup_host((opts.ip_or_hostname(), opts.tcp_port())).await?.collect();
-    dial_any(&opts, addresses, shared.config.connect_timeout, &*shared.clock).await
+    dial_any(opts, addresses, shared.config.connect_timeout, &*shared.clock).await
 }
 
 /// Tries the addresses with divided limits. The driver would try them in turn, and one that does not answer

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mysql_async::Opts;
 use simba_core::{Clock, Lease, Moment, MutexName};
 use simba_net::{ClockReading, ClockStep, ServerClock};
 
@@ -29,7 +28,6 @@ const JVM_LIMIT: u64 = 1 << 31;
 /// The settings, the clock and the cached state of one handle.
 pub(crate) struct Shared {
     pub(crate) config: MySqlConfig,
-    pub(crate) opts: Opts,
     pub(crate) statements: Statements,
     pub(crate) schema: String,
     pub(crate) clock: Arc<dyn Clock>,
@@ -59,7 +57,6 @@ impl Shared {
             statements: Statements::new(config.table.clone()),
             schema: schema::statement(&config.table),
             wakeups: Wakeups::new(config.poll),
-            opts: config.opts(),
             server_clock: ServerClock::default(),
             shortest_limit: AtomicU64::new(u64::MAX),
             free_versions: Mutex::default(),

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
 use simba_core::operate::Probe;
-use simba_core::spi::Backend;
+use simba_core::spi::{Backend, ConnectUrl};
 use simba_core::{Error, ErrorKind, Lease, Simba};
-use simba_mysql::MySqlBackend;
+use simba_mysql::{MySqlBackend, MySqlConfig};
 use simba_servers::Setup;
+use simba_test_support::{follows_password_file, name_for};
 
 async fn connect(url: &str) -> Result<MySqlBackend, Error> {
     MySqlBackend::connect(common::config(url)).await
@@ -321,4 +322,26 @@ async fn row_65_three_rights_on_one_table_are_enough() {
     }
     let mut user = common::admin(&common::least_url(server.address())).await;
     assert!(user.query_drop("DELETE FROM simba_mutex").await.is_err(), "the user cannot delete");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn password_file_is_read_at_every_connection() {
+    let address = common::shared().await;
+    let mut admin = common::admin(&common::admin_url()).await;
+    let user = name_for("rotated").as_str()[..20].to_owned();
+    let grant = format!("GRANT SELECT, INSERT, UPDATE ON simba.simba_mutex TO '{user}'@'%'");
+    admin.query_drop(format!("CREATE USER '{user}'@'%'")).await.unwrap();
+    admin.query_drop(grant).await.unwrap();
+    let change = |password: &'static str| {
+        let (url, statement) =
+            (common::admin_url(), format!("ALTER USER '{user}'@'%' IDENTIFIED BY '{password}'"));
+        async move { common::admin(&url).await.query_drop(statement).await.unwrap() }
+    };
+    let connect = |url: ConnectUrl| {
+        let config = MySqlConfig::from_url(&url).unwrap();
+        MySqlBackend::connect(config.with_connect_timeout(Duration::from_secs(30)).unwrap())
+    };
+    let url = |address| format!("mysql://{user}@{address}/simba");
+    follows_password_file(address, url, change, connect).await;
+    admin.query_drop(format!("DROP USER '{user}'@'%'")).await.unwrap();
 }

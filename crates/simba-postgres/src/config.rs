@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use simba_core::spi::ConnectUrl;
+use simba_core::spi::{ConnectUrl, Password};
 use simba_core::{Error, ErrorKind, Result};
 use simba_net::{Tls, Verify};
 
@@ -49,7 +49,7 @@ const PORT: u16 = 5432;
 pub struct PostgresConfig {
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) user: String,
-    pub(crate) password: Option<String>,
+    pub(crate) password: Option<Password>,
     pub(crate) database: String,
     pub(crate) tls: Option<Tls>,
     pub(crate) tables: Tables,
@@ -114,7 +114,7 @@ impl PostgresConfig {
             tls: tls(url, &endpoints)?,
             endpoints,
             user: user.into(),
-            password: url.password().map(Into::into),
+            password: url.password().cloned(),
             database: database.into(),
             tables: Tables::default(),
             pooler: pooler(url)?,
@@ -173,7 +173,7 @@ impl PostgresConfig {
     }
 
     /// Sets the password, instead of the one in the URL.
-    pub fn with_password(self, password: impl Into<String>) -> Self {
+    pub fn with_password(self, password: impl Into<Password>) -> Self {
         Self { password: Some(password.into()), ..self }
     }
 
@@ -220,18 +220,22 @@ impl PostgresConfig {
         self.statement_timeout + Duration::from_secs(1)
     }
 
-    /// Returns the login settings for the driver.
-    pub(crate) fn login(&self) -> tokio_postgres::Config {
+    /// Returns the login settings for the driver, with the current password.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] if the file with the password cannot be read.
+    pub(crate) fn login(&self) -> Result<tokio_postgres::Config> {
         let mut login = tokio_postgres::Config::new();
         login.user(&self.user).dbname(&self.database).application_name(&self.application_name);
         if let Some(password) = &self.password {
-            login.password(password);
+            login.password(password.read()?);
         }
         login.ssl_mode(match self.tls {
             Some(_) => tokio_postgres::config::SslMode::Require,
             None => tokio_postgres::config::SslMode::Disable,
         });
-        login
+        Ok(login)
     }
 }
 

@@ -92,7 +92,7 @@ where
     T::Stream: Send + 'static,
     T::Future: Send,
 {
-    let connected = config.login().connect_raw(stream, tls).await;
+    let connected = config.login()?.connect_raw(stream, tls).await;
     let (client, connection) = connected.map_err(|error| from_driver(error, config))?;
     Ok((client, Box::pin(drive(connection, on_notify))))
 }

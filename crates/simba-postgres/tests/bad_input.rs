@@ -13,7 +13,7 @@ use simba_core::{ContenderId, Error, ErrorKind, Lease, Result, Simba};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::Setup;
 use simba_tck::FaultProxy;
-use simba_test_support::{Logs, error_text};
+use simba_test_support::{Logs, error_text, follows_password_file};
 
 /// Connects. Unless the URL has a timeout, a login may take long, as on a busy machine.
 async fn connect(url: &str) -> Result<PostgresBackend> {
@@ -95,7 +95,7 @@ async fn empty_schema(what: &str) -> (Store, String) {
     store.set_up().await;
     let schema = name(what).as_str().replace('-', "_");
     store.admin().await.batch_execute(&format!("CREATE SCHEMA {schema}")).await.unwrap();
-    let (user, password) = (store.admin.user().unwrap(), store.admin.password().unwrap());
+    let (user, password) = (store.admin.user().unwrap(), store.admin_password());
     let url = format!("postgres://{user}:{password}@{}/postgres?schema={schema}", store.address());
     (store, url)
 }
@@ -496,4 +496,21 @@ async fn row_64_no_error_log_or_debug_text_contains_a_password() {
     for text in texts.iter().chain([&shown, &log]) {
         assert!(!text.contains(CANARY), "the password is in: {text}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn password_file_is_read_at_every_connection() {
+    let private = Private::start(Setup::postgres()).await;
+    let (store, admin) = (&private.store, private.store.admin().await);
+    let grants = store.config(store.address()).grants().replace(USER, "rotated");
+    admin.batch_execute(&format!("CREATE ROLE rotated LOGIN; {grants}")).await.unwrap();
+    let change = async |password: &str| {
+        admin.batch_execute(&format!("ALTER ROLE rotated PASSWORD '{password}'")).await.unwrap();
+    };
+    let url = |address| format!("postgres://rotated@{address}/postgres?schema={SCHEMA}");
+    let connect = |url| {
+        let config = PostgresConfig::from_url(&url).unwrap();
+        PostgresBackend::connect(config.with_connect_timeout(Duration::from_secs(20)))
+    };
+    follows_password_file(store.address(), url, change, connect).await;
 }

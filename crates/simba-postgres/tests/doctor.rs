@@ -13,7 +13,7 @@ use simba_servers::Setup;
 
 /// Connects to two servers.
 async fn either(one: &Store, two: &Store) -> PostgresBackend {
-    let (user, password) = (one.admin.user().unwrap(), one.admin.password().unwrap_or_default());
+    let (user, password) = (one.admin.user().unwrap(), one.admin_password());
     let hosts = format!("{},{}", one.address(), two.address());
     // A server that does not answer in time is not compared.
     let keys = format!("schema={}&connect_timeout=20s&statement_timeout=20s", common::SCHEMA);
@@ -58,7 +58,7 @@ async fn an_asynchronous_standby_is_reported() {
     let mut standby = tokio::process::Command::new(receiver());
     standby.args(["--host", &address.ip().to_string(), "--port", &address.port().to_string()]);
     standby.args(["--username", private.store.admin.user().unwrap(), "--directory"]).arg(wal.path());
-    standby.env("PGPASSWORD", private.store.admin.password().unwrap_or_default()).kill_on_drop(true);
+    standby.env("PGPASSWORD", private.store.admin_password()).kill_on_drop(true);
     let _standby = standby.spawn().unwrap();
     let found = async {
         while !asynchronous(&problems(&backend).await) {

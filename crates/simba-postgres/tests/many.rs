@@ -218,7 +218,7 @@ async fn no_wakeup_is_lost_among_many_contenders() {
 /// others that do the same.
 fn not_set_up(store: &Store, prefix: &str) -> PostgresConfig {
     let (admin, address) = (&store.admin, store.address());
-    let login = format!("{}:{}", admin.user().unwrap(), admin.password().unwrap());
+    let login = format!("{}:{}", admin.user().unwrap(), store.admin_password());
     let keys = format!("prefix={prefix}_{}&application_name={prefix}", std::process::id());
     let url = format!("postgres://{login}@{address}{}?{keys}&sslmode=disable", admin.path());
     let (config, limit) = (PostgresConfig::from_url(&url.parse().unwrap()).unwrap(), Duration::from_secs(20));

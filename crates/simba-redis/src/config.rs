@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use simba_core::spi::{ConnectUrl, Host};
+use simba_core::spi::{ConnectUrl, Host, Password};
 use simba_core::{Error, ErrorKind, Result};
 use simba_net::rustls::ClientConfig;
 use simba_net::{Tls, Verify};
@@ -19,6 +19,7 @@ const KEYS: &[&str] = &[
     "fence_retention",
     "ping",
     "sentinel_password",
+    "sentinel_password_file",
     "sentinel_user",
     "timeout",
     "tls_ca",
@@ -98,13 +99,13 @@ impl fmt::Display for Address {
 #[derive(Clone, Default)]
 pub(crate) struct Login {
     pub(crate) user: Option<String>,
-    pub(crate) password: Option<String>,
+    pub(crate) password: Option<Password>,
     pub(crate) database: u32,
 }
 
 impl Login {
-    fn new(user: Option<&str>, password: Option<&str>, database: u32) -> Self {
-        Self { user: user.map(Into::into), password: password.map(Into::into), database }
+    fn new(user: Option<&str>, password: Option<Password>, database: u32) -> Self {
+        Self { user: user.map(Into::into), password, database }
     }
 }
 
@@ -157,13 +158,13 @@ impl RedisConfig {
         url.only_keys(KEYS)?;
         let (topology, database) = topology(url)?;
         let database = url.parsed("db", "the number of a database")?.unwrap_or(database);
-        let login = Login::new(url.user(), url.password(), database);
+        let login = Login::new(url.user(), url.password().cloned(), database);
         if login.user.is_some() && login.password.is_none() {
             return Err(invalid("the URL names a user without a password: redis://USER:PASSWORD@host"));
         }
         let settings = Settings {
             login,
-            sentinel_login: Login::new(url.query("sentinel_user"), url.query("sentinel_password"), 0),
+            sentinel_login: sentinel_login(url)?,
             tls: tls(url)?,
             rustls: OnceLock::new(),
             connect_timeout: time(url, "connect_timeout", Duration::from_secs(2))?,
@@ -176,7 +177,7 @@ impl RedisConfig {
     }
 
     /// Sets the password of the login at the servers, instead of the one in the URL.
-    pub fn with_password(mut self, password: impl Into<String>) -> Self {
+    pub fn with_password(mut self, password: impl Into<Password>) -> Self {
         self.settings.login.password = Some(password.into());
         self
     }
@@ -314,6 +315,20 @@ fn time(url: &ConnectUrl, key: &str, default: Duration) -> Result<Duration> {
         true => Ok(time),
         false => Err(invalid(format!("`{key}` is out of range: take 1ms to 10min"))),
     }
+}
+
+/// Returns the login at the sentinels.
+fn sentinel_login(url: &ConnectUrl) -> Result<Login> {
+    let file = url.query("sentinel_password_file").map(Password::in_file);
+    let password = match (url.query("sentinel_password"), file) {
+        (Some(_), Some(_)) => {
+            return Err(invalid(
+                "the URL has `sentinel_password` and `sentinel_password_file`: keep one of them",
+            ));
+        }
+        (text, file) => file.or(text.map(Password::from)),
+    };
+    Ok(Login::new(url.query("sentinel_user"), password, 0))
 }
 
 fn fence_retention(url: &ConnectUrl) -> Result<Duration> {

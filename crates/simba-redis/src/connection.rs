@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use simba_core::spi::within;
+use simba_core::spi::{Password, within};
 use simba_core::{Clock, Error, Result};
 use simba_net::Socket;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -66,7 +66,8 @@ impl Connection {
 
     async fn log_in(&mut self, login: &Login, commands: &[Vec<&str>]) -> Result<Vec<Reply>> {
         let (mut bytes, database) = (Vec::new(), login.database.to_string());
-        if let Some(password) = &login.password {
+        let password = login.password.as_ref().map(Password::read).transpose()?;
+        if let Some(password) = &password {
             let words = ["AUTH"].into_iter().chain(login.user.as_deref()).chain([password.as_str()]);
             resp::write_command(&mut bytes, &words.collect::<Vec<_>>());
         }
@@ -75,7 +76,7 @@ impl Connection {
         first.drain(..usize::from(login.database == 0));
         first.iter().chain(commands).for_each(|command| resp::write_command(&mut bytes, command));
         self.send(&bytes).await?;
-        if login.password.is_some()
+        if password.is_some()
             && let Reply::Error(message) = self.reply().await?
         {
             return Err(error::login(&message));

@@ -7,10 +7,11 @@ mod common;
 use std::net::SocketAddr;
 
 use common::resp::Reply;
-use common::{Admin, ELECTION, Group, SILENCE, lead, lease, name, simba, soon, until_within};
+use common::{Admin, ELECTION, Group, SILENCE, Store, lead, lease, name, simba, soon, until_within};
 use simba_core::{Error, ErrorKind};
-use simba_redis::RedisBackend;
+use simba_redis::{RedisBackend, RedisConfig};
 use simba_servers::Setup;
+use simba_test_support::follows_password_file;
 
 const WATCHER: &str = "simba-watcher";
 const SECRET: &str = "simba-watcher-secret";
@@ -74,4 +75,19 @@ async fn failover_of_sentinels_that_require_a_login_is_followed() {
     until_within(ELECTION, "there is another master", || master() != old).await;
     let (_leader, tenure) = lead(&simba, &mutex).await;
     assert!(tenure.token() > first, "broken: tokens grow through a failover");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn password_file_is_read_at_every_connection() {
+    let store = Store::private(Setup::redis());
+    let mut admin = store.admin();
+    let change = |password: &'static str| {
+        let rules = format!("ACL SETUSER rotated resetpass >{password} {}", simba_redis::ACL);
+        let reply = admin.call(&rules.split(' ').collect::<Vec<_>>());
+        assert_eq!(reply, Reply::Status("OK".into()));
+        std::future::ready(())
+    };
+    let connect = |url| RedisBackend::connect(RedisConfig::from_url(&url).unwrap().with_timeout(SILENCE));
+    let url = |address| format!("redis://rotated@{address}");
+    follows_password_file(store.address, url, change, connect).await;
 }

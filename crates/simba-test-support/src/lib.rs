@@ -7,18 +7,21 @@
 //! | [`Logs`], [`error_text`] | everything that the process logs, and everything that an error shows |
 //! | [`with_server_clock`], [`set_server_clock`] | servers whose clock a test sets |
 //! | [`behind_proxy`], [`http_server`] | connections with faults, a server of another kind |
+//! | [`follows_password_file`] | passwords that change at the server and in a file |
 //! | [`queue`] | the rows of the fault matrix for stores whose mutexes are queues: ZooKeeper and etcd |
 
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
 
 mod logs;
 mod network;
+mod password;
 pub mod queue;
 mod server_clock;
 mod wait;
 
 pub use logs::{Logs, error_text};
 pub use network::{behind_proxy, http_server};
+pub use password::follows_password_file;
 pub use queue::{Peer, QueueServer, QueueStore};
 pub use server_clock::{set_server_clock, with_server_clock};
 pub use wait::{SOON, soon, until, until_within, within};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use simba_core::spi::ConnectUrl;
+use simba_core::spi::{ConnectUrl, Password};
 use simba_core::{Error, ErrorKind, Result};
 use simba_net::{Endpoint, Tls};
 
@@ -53,7 +53,7 @@ pub(crate) enum Scheme {
 #[derive(Clone)]
 pub(crate) struct Login {
     pub(crate) user: String,
-    pub(crate) password: String,
+    pub(crate) password: Password,
     pub(crate) scheme: Scheme,
 }
 
@@ -113,12 +113,12 @@ impl ZookeeperConfig {
     }
 
     /// Authenticates with ZooKeeper's own scheme `digest`.
-    pub fn with_digest(self, user: impl Into<String>, password: impl Into<String>) -> Self {
+    pub fn with_digest(self, user: impl Into<String>, password: impl Into<Password>) -> Self {
         self.with_login(user.into(), password.into(), Scheme::Digest)
     }
 
     /// Authenticates with SASL DIGEST-MD5.
-    pub fn with_sasl(self, user: impl Into<String>, password: impl Into<String>) -> Self {
+    pub fn with_sasl(self, user: impl Into<String>, password: impl Into<Password>) -> Self {
         self.with_login(user.into(), password.into(), Scheme::Sasl)
     }
 
@@ -131,7 +131,7 @@ impl ZookeeperConfig {
         Paths::under(&self.chroot)
     }
 
-    fn with_login(self, user: String, password: String, scheme: Scheme) -> Self {
+    fn with_login(self, user: String, password: Password, scheme: Scheme) -> Self {
         Self { login: Some(Login { user, password, scheme }), ..self }
     }
 
@@ -177,7 +177,7 @@ fn login(url: &ConnectUrl) -> Result<Option<Login>> {
     };
     match (url.user(), url.password()) {
         (Some(user), Some(password)) => {
-            Ok(Some(Login { user: user.to_owned(), password: password.to_owned(), scheme }))
+            Ok(Some(Login { user: user.to_owned(), password: password.clone(), scheme }))
         }
         (None, None) if url.query("auth").is_none() => Ok(None),
         _ => Err(invalid("credentials are a user and a password: write zookeeper://user:password@host")),
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(config.chroot, "/teams/orders");
         assert_eq!(config.access, Access::Creator);
         let login = config.login.unwrap();
-        assert_eq!((&*login.user, &*login.password, login.scheme), ("u", "p", Scheme::Sasl));
+        assert_eq!((&*login.user, login.password, login.scheme), ("u", "p".into(), Scheme::Sasl));
     }
 
     #[test]

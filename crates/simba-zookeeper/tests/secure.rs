@@ -5,6 +5,7 @@
 mod common;
 
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::raw::Raw;
@@ -12,7 +13,8 @@ use common::{Zookeeper, ZookeeperStore, as_least, connect};
 use simba_core::{ErrorKind, Simba};
 use simba_servers::{Certificates, Server, Setup, shared};
 use simba_tck::run_sample;
-use simba_test_support::{Logs, queue};
+use simba_test_support::{Logs, follows_password_file, queue};
+use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
 use tokio::time::timeout;
 
 fn tls_file(name: &str) -> String {
@@ -72,12 +74,16 @@ async fn row_66_a_plain_server_is_rejected_if_tls_is_required() {
 
 const SASL_PASSWORD: &str = "canary-sasl";
 
+/// Writes the file with the users of a server, which it reads when it starts.
+fn write_users(file: &Path, password: &str) {
+    let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
+    std::fs::write(file, format!("Server {{ {module} required user_tck=\"{password}\"; }};\n")).unwrap();
+}
+
 /// Starts a server that requires a password.
 fn sasl_server(dir: &Path) -> Server {
     let users = dir.join("users");
-    let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
-    let text = format!("Server {{ {module} required user_tck=\"{SASL_PASSWORD}\"; }};\n");
-    std::fs::write(&users, text).unwrap();
+    write_users(&users, SASL_PASSWORD);
     Setup::zookeeper()
         .with_setting("authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider")
         .with_setting("enforce.auth.enabled=true")
@@ -166,4 +172,22 @@ async fn nodes_with_the_creator_acl_are_closed_to_others() {
     let seen = tokio::task::spawn_blocking(move || Raw::connect(&*address).children(path)).await.unwrap();
     assert!(seen.is_empty(), "another client cannot list them");
     guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_password_file_is_read_at_every_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Arc::new(Mutex::new(sasl_server(dir.path())));
+    let address = server.lock().unwrap().address();
+    let change = |password: &'static str| {
+        let (server, users) = (Arc::clone(&server), dir.path().join("users"));
+        let restart = move || {
+            write_users(&users, password);
+            server.lock().unwrap().restart().unwrap();
+        };
+        async { tokio::task::spawn_blocking(restart).await.unwrap() }
+    };
+    let connect = |url| ZookeeperBackend::connect(ZookeeperConfig::from_url(&url).unwrap());
+    let url = |address| format!("zookeeper://tck@{address}?auth=sasl");
+    follows_password_file(address, url, change, connect).await;
 }

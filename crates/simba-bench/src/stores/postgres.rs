@@ -126,7 +126,10 @@ fn login() -> Result<tokio_postgres::Config> {
     let host = url.hosts().first().context("the server has an address")?;
     let mut login = tokio_postgres::Config::new();
     login.host(&host.name).port(host.port.unwrap_or(5432)).dbname(url.path().trim_start_matches('/'));
-    login.user(url.user().unwrap_or("postgres")).password(url.password().unwrap_or_default());
+    login.user(url.user().unwrap_or("postgres"));
+    if let Some(password) = url.password() {
+        login.password(password.read()?);
+    }
     Ok(login)
 }
 

@@ -1,6 +1,5 @@
 //! The store under test, behind a network with injected faults.
 
-use std::fmt::Display;
 use std::sync::Arc;
 
 use simba_mutex::spi::{ConnectUrl, Host};
@@ -24,7 +23,7 @@ impl Store {
     pub(super) async fn find(url: &ConnectUrl) -> Result<Self> {
         // Uses the first server that accepts the connection: each certificate may be for one server name only.
         for server in servers(url) {
-            if backend(&with_address(&server, url, &server)?).await.is_ok() {
+            if backend(&with_address(server.clone(), url, &server)).await.is_ok() {
                 return Ok(Self { url: url.clone(), server: Some(server) });
             }
         }
@@ -36,7 +35,7 @@ impl Store {
         let proxy = FaultProxy::start(server).await;
         let proxy = proxy.unwrap_or_else(|error| panic!("cannot start the proxy: {error}"));
         let proxy = if self.url.scheme().starts_with("etcd") { proxy.for_http2() } else { proxy };
-        let backend = backend(&with_address(&proxy.address(), &self.url, server)?).await?;
+        let backend = backend(&with_address(proxy.address().into(), &self.url, server)).await?;
         Ok(Connection { backend, network: Arc::new(proxy) })
     }
 
@@ -81,39 +80,27 @@ fn servers(url: &ConnectUrl) -> Vec<Host> {
     servers
 }
 
+/// The key for the name that the certificate of the server must have.
+const TLS_NAME: &str = "tls-name";
+
 fn has_tls(url: &ConnectUrl) -> bool {
     url.scheme().ends_with('s') || url.query("tls").is_some()
 }
 
 /// Returns the URL with this address instead of all servers. The address leads to `server`, whose certificate is
 /// expected.
-fn with_address(address: &impl Display, url: &ConnectUrl, server: &Host) -> Result<ConnectUrl> {
-    let user = url.user().map(|user| encode(user) + "@").unwrap_or_default();
-    let path: Vec<_> = url.path().split('/').map(encode).collect();
-    let own_name = ("tls-name", server.name.as_str());
-    let own_name = (has_tls(url) && url.query(own_name.0).is_none()).then_some(own_name);
-    let keys: Vec<_> = url
-        .queries()
-        .chain(own_name)
-        .map(|(key, value)| format!("{}={}", encode(key), encode(value)))
-        .collect();
-    let text = format!("{}://{user}{address}{}?{}", url.scheme(), path.join("/"), keys.join("&"));
-    let other: ConnectUrl = text.trim_end_matches('?').parse()?;
-    Ok(match url.password() {
-        Some(password) => other.with_password(password.to_owned()),
-        None => other,
-    })
-}
-
-/// Percent-encodes any part of a URL.
-fn encode(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let shown = |byte: u8| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") };
-    text.bytes().map(shown).collect()
+fn with_address(address: Host, url: &ConnectUrl, server: &Host) -> ConnectUrl {
+    let other = url.clone().with_hosts([address]);
+    match has_tls(url) && url.query(TLS_NAME).is_none() {
+        true => other.with_query(TLS_NAME, &server.name),
+        false => other,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
     fn url(text: &str) -> ConnectUrl {
@@ -122,7 +109,7 @@ mod tests {
 
     fn by_proxy(text: &str) -> ConnectUrl {
         let url = url(text);
-        with_address(&"127.0.0.1:9", &url, &servers(&url)[0]).unwrap()
+        with_address(SocketAddr::from(([127, 0, 0, 1], 9)).into(), &url, &servers(&url)[0])
     }
 
     #[test]

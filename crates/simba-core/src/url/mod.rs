@@ -1,26 +1,34 @@
 //! The URL of a store: its address and login. No text shows its secrets.
 
 mod parse;
+mod password;
 mod percent;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+pub use password::Password;
 use percent::encode;
 
 const MASK: &str = "***";
+
+/// The key of every scheme for a file with the password.
+const PASSWORD_FILE: &str = "password_file";
 
 /// The URL of a store: `scheme:path` or `scheme://user:password@host:port,host:port/path?key=value`.
 ///
 /// Unlike a web address it may name several hosts. User, password, path and query are percent-decoded; a
 /// `+` stays a plus. An `@` elsewhere than before the hosts is written `%40`. `scheme:///path` and
-/// `scheme:/path` are equal. The backends define the schemes and keys.
+/// `scheme:/path` are equal. The backends define the schemes and keys. One key has the same meaning on all of
+/// them: `password_file` names a file with the password, instead of a password in the URL.
 ///
 /// `Display` and `Debug` show `***` for the password and for the value of every key that has `pass`,
-/// `secret`, `token` or `key` in its name. No error contains them. The `Display` of a URL without such
+/// `secret`, `token` or `key` in its name and does not end in `_file`. No error contains them. The `Display` of a URL without such
 /// secrets parses to an equal URL, unless escapes make it longer than [`MAX_LEN`](Self::MAX_LEN).
 ///
 /// # Examples
@@ -39,7 +47,7 @@ const MASK: &str = "***";
 pub struct ConnectUrl {
     scheme: String,
     user: Option<String>,
-    password: Option<String>,
+    password: Option<Password>,
     hosts: Vec<Host>,
     path: String,
     query: BTreeMap<String, String>,
@@ -67,18 +75,31 @@ impl ConnectUrl {
         self.user.as_deref()
     }
 
-    /// Returns the password in plain text. Do not log it.
+    /// Returns the password: from the URL itself, or in the file that `password_file` names.
     ///
     /// `user:@host` has an empty password, `user@host` has none.
     #[must_use]
-    pub fn password(&self) -> Option<&str> {
-        self.password.as_deref()
+    pub const fn password(&self) -> Option<&Password> {
+        self.password.as_ref()
     }
 
     /// Sets the password, for a secret from the environment or a file. It is not percent-decoded.
     #[must_use]
-    pub fn with_password(self, password: String) -> Self {
-        Self { password: Some(password), ..self }
+    pub fn with_password(self, password: impl Into<Password>) -> Self {
+        Self { password: Some(password.into()), ..self }
+    }
+
+    /// Sets the hosts.
+    #[must_use]
+    pub fn with_hosts(self, hosts: impl IntoIterator<Item = Host>) -> Self {
+        Self { hosts: hosts.into_iter().collect(), ..self }
+    }
+
+    /// Sets a key of the query. It is not percent-decoded.
+    #[must_use]
+    pub fn with_query(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.query.insert(key.into(), value.into());
+        self
     }
 
     /// Returns the path with its leading slash, if it has one; empty if there is no path.
@@ -95,7 +116,7 @@ impl ConnectUrl {
         self.query.get(key).map(String::as_str)
     }
 
-    /// Returns all keys and values of the query, ordered by key.
+    /// Returns all keys and values of the query, ordered by key. `password_file` is not one of them.
     pub fn queries(&self) -> impl Iterator<Item = (&str, &str)> {
         self.query.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
@@ -147,7 +168,8 @@ impl ConnectUrl {
     }
 
     fn fmt_authority(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let absent = self.hosts.is_empty() && self.user.is_none() && self.password.is_none();
+        let has_password = self.password.as_ref().is_some_and(|password| password.file().is_none());
+        let absent = self.hosts.is_empty() && self.user.is_none() && !has_password;
         // Before a path that starts with two slashes, an empty authority is written: the path would be parsed as one.
         if absent && !self.path.starts_with("//") {
             return Ok(());
@@ -162,7 +184,7 @@ impl ConnectUrl {
 
     fn fmt_login(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let user = encode(self.user().unwrap_or_default(), "");
-        match (&self.user, &self.password) {
+        match (&self.user, self.password.as_ref().filter(|password| password.file().is_none())) {
             (None, None) => Ok(()),
             (Some(_), None) => write!(f, "{user}@"),
             (_, Some(_)) => write!(f, "{user}:{MASK}@"),
@@ -170,7 +192,9 @@ impl ConnectUrl {
     }
 
     fn fmt_query(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, (key, value)) in self.queries().enumerate() {
+        let file = self.password.as_ref().and_then(Password::file).map(Path::to_string_lossy);
+        let file = file.as_deref().map(|path| (PASSWORD_FILE, path));
+        for (at, (key, value)) in self.queries().chain(file).enumerate() {
             write!(f, "{}{}", if at == 0 { '?' } else { '&' }, encode(key, "/:,+"))?;
             match value {
                 _ if is_secret(key) => write!(f, "={MASK}")?,
@@ -184,7 +208,8 @@ impl ConnectUrl {
 
 fn is_secret(key: &str) -> bool {
     let key = key.to_lowercase();
-    ["pass", "secret", "token", "key"].iter().any(|word| key.contains(word))
+    // The path of a file is no secret.
+    !key.ends_with("_file") && ["pass", "secret", "token", "key"].iter().any(|word| key.contains(word))
 }
 
 impl fmt::Display for ConnectUrl {
@@ -226,6 +251,12 @@ pub struct Host {
     pub name: String,
     /// The port, if the URL has one; never 0 in a parsed URL.
     pub port: Option<u16>,
+}
+
+impl From<SocketAddr> for Host {
+    fn from(address: SocketAddr) -> Self {
+        Self { name: address.ip().to_string(), port: Some(address.port()) }
+    }
 }
 
 impl fmt::Display for Host {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
 use super::percent::decode;
-use super::{ConnectUrl, Host};
+use super::{ConnectUrl, Host, PASSWORD_FILE, Password};
 use crate::error::{Error, Result};
 
 const PORT_RANGE: &str = "has a port out of range: take 1 to 65535";
@@ -27,8 +27,23 @@ pub(super) fn parse(text: &str) -> Result<ConnectUrl> {
     }
     let (login, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
     let (user, password) = parse_login(login)?;
+    let mut query = parse_query(query)?;
+    let password = match (password, query.remove(PASSWORD_FILE)) {
+        (Some(_), Some(_)) => {
+            return Err(Error::invalid(format!(
+                "the URL has a password and `{PASSWORD_FILE}`: keep one of them"
+            )));
+        }
+        (_, Some(path)) if path.is_empty() => {
+            return Err(Error::invalid(format!(
+                "the key `{PASSWORD_FILE}` of the URL names no file: add its path"
+            )));
+        }
+        (_, Some(path)) => Some(Password::in_file(path)),
+        (text, None) => text.map(Password::from),
+    };
     let hosts = if authority.is_empty() { Vec::new() } else { parse_hosts(hosts, may_contain_login(text))? };
-    Ok(ConnectUrl { scheme, user, password, hosts, path: decode("path", path)?, query: parse_query(query)? })
+    Ok(ConnectUrl { scheme, user, password, hosts, path: decode("path", path)?, query })
 }
 
 fn check_text(text: &str) -> Result<()> {

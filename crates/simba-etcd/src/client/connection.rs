@@ -169,7 +169,8 @@ impl Connection {
     /// Logs in with the configured credentials, if any, and stores the token. Calls in flight continue.
     pub(super) async fn log_in(&self, config: &EtcdConfig) -> Result<(), Failure> {
         let Some(login) = &config.login else { return Ok(()) };
-        let credentials = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
+        let password = login.password.read().map_err(Failure::Unsent)?;
+        let credentials = AuthenticateRequest { name: login.user.clone(), password };
         let answer = self.unary_as(None, "/etcdserverpb.Auth/Authenticate", credentials).await;
         let answer: AuthenticateResponse = match answer {
             Err(failure) if failure.is_auth_disabled() => {

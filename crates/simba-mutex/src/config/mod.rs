@@ -27,7 +27,7 @@ use variables::Variable;
 /// |---|---|---|
 /// | `enabled` | `true` | if `false`, connecting fails |
 /// | `url` | `sqlite:` | the store |
-/// | `password`, `password-file` | | the password, or the file that contains it, instead of in the URL |
+/// | `password`, `password-file` | | the password, or a file with it that is read at every connection, instead of a password in the URL |
 /// | `ttl`, `transition` | `10s`, `6s` | the [`Lease`] |
 /// | `grace`, `poll` | half the transition, the ttl | see [`Lease`] |
 /// | `initial-delay` | `0s` | how long a contention waits before its first attempt |

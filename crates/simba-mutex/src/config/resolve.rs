@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use simba_core::spi::ConnectUrl;
+use simba_core::spi::{ConnectUrl, Password};
 use simba_core::{Error, Lease, Result};
 
 use super::keys::{self, Key, Origin};
@@ -102,11 +102,10 @@ impl<'a> View<'a> {
             }
             (Some(password), None) => Ok(url.with_password(password.value.clone())),
             (None, Some(file)) => {
-                let text = std::fs::read_to_string(&file.value).map_err(|error| {
-                    let message = format!("cannot read `{}`: {error}", file.value);
-                    invalid(&file.origin, &message).with_source(error)
-                })?;
-                Ok(url.with_password(text.trim_end_matches(['\r', '\n']).to_owned()))
+                let password = Password::in_file(&file.value);
+                // The connections read it again. An unreadable file is an error now, with the origin of its name.
+                password.read().map_err(|error| with_origin(&file.origin, &error))?;
+                Ok(url.with_password(password))
             }
             (None, None) => Ok(url),
         }

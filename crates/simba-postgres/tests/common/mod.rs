@@ -52,12 +52,17 @@ impl Store {
         format!("{}:{}", host.name, host.port.expect("a test server has a port")).parse().expect("an address")
     }
 
+    /// Returns the superuser's password; empty if it has none.
+    pub fn admin_password(&self) -> String {
+        self.admin.password().map(|password| password.read().expect("a password")).unwrap_or_default()
+    }
+
     /// Logs in as the superuser.
     pub async fn admin(&self) -> Client {
         let mut login = tokio_postgres::Config::new();
         login.host(self.address().ip().to_string()).port(self.address().port());
         login.user(self.admin.user().expect("a user")).dbname("postgres");
-        login.password(self.admin.password().unwrap_or_default());
+        login.password(self.admin_password());
         let (client, connection) = login.connect(NoTls).await.expect("the superuser can log in");
         tokio::spawn(connection);
         client.batch_execute(&format!("SET search_path = {SCHEMA}, public")).await.expect("a setting");
@@ -73,8 +78,7 @@ impl Store {
 
     /// Returns the configuration for the owner of the tables.
     pub fn owner_config(&self) -> PostgresConfig {
-        let (user, password) =
-            (self.admin.user().expect("a user"), self.admin.password().unwrap_or_default());
+        let (user, password) = (self.admin.user().expect("a user"), self.admin_password());
         let url = format!("postgres://{user}:{password}@{}/postgres?schema={SCHEMA}", self.address());
         let config = PostgresConfig::from_url(&url.parse().expect("a URL")).expect("a configuration");
         config.with_connect_timeout(LONG_TIMEOUT).with_statement_timeout(LONG_TIMEOUT)

@@ -4,7 +4,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use simba_core::Result;
 use simba_core::spi::ConnectUrl;
 
 use super::FaultProxy;
@@ -14,7 +13,7 @@ use crate::{Held, Network};
 #[derive(Debug)]
 pub struct Proxies {
     proxies: Vec<FaultProxy>,
-    url: String,
+    url: ConnectUrl,
 }
 
 impl Proxies {
@@ -28,7 +27,12 @@ impl Proxies {
         for host in url.hosts() {
             proxies.push(FaultProxy::start(host).await?);
         }
-        let url = proxied_url(url, &proxies);
+        // The name `localhost` and not an address: the certificate of a server is often for the name only.
+        let mut hosts = url.hosts().to_vec();
+        for (host, proxy) in hosts.iter_mut().zip(&proxies) {
+            (host.name, host.port) = ("localhost".to_owned(), Some(proxy.address().port()));
+        }
+        let url = url.clone().with_hosts(hosts);
         Ok(Self { proxies, url })
     }
 
@@ -38,13 +42,10 @@ impl Proxies {
         Self { proxies: self.proxies.into_iter().map(FaultProxy::for_http2).collect(), ..self }
     }
 
-    /// Returns the URL of the same store, proxied_url the proxies.
-    ///
-    /// # Errors
-    ///
-    /// A user, a password or a path in the URL has characters that would need to be escaped.
-    pub fn url(&self) -> Result<ConnectUrl> {
-        self.url.parse()
+    /// Returns the URL of the same store, through the proxies.
+    #[must_use]
+    pub const fn url(&self) -> &ConnectUrl {
+        &self.url
     }
 
     /// Returns the address of the proxy for this server.
@@ -60,19 +61,6 @@ impl Proxies {
     fn each(&self, act: impl Fn(&FaultProxy)) {
         self.proxies.iter().for_each(act);
     }
-}
-
-/// Returns the URL with the host name `localhost` and not with an address: the certificate of a server is often for the
-/// name only.
-fn proxied_url(url: &ConnectUrl, proxies: &[FaultProxy]) -> String {
-    let hosts: Vec<_> = proxies.iter().map(|proxy| format!("localhost:{}", proxy.address().port())).collect();
-    let login = match (url.user(), url.password()) {
-        (Some(user), Some(password)) => format!("{user}:{password}@"),
-        _ => String::new(),
-    };
-    let query: Vec<_> = url.queries().map(|(key, value)| format!("{key}={value}")).collect();
-    let text = format!("{}://{login}{}{}?{}", url.scheme(), hosts.join(","), url.path(), query.join("&"));
-    text.trim_end_matches('?').to_owned()
 }
 
 impl Network for Proxies {

@@ -82,7 +82,7 @@ impl<S: QueueStore> QueueServer<S> {
     pub async fn proxied(&self) -> (S::Backend, Arc<Proxies>) {
         let proxies = Proxies::start(&self.url.parse().unwrap()).await.unwrap();
         let proxies = if S::HTTP2 { proxies.for_http2() } else { proxies };
-        let backend = S::connect(&proxies.url().unwrap()).await;
+        let backend = S::connect(proxies.url()).await;
         (backend.unwrap_or_else(|error| panic!("{error:?}")), Arc::new(proxies))
     }
 }

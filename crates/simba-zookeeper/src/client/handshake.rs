@@ -114,9 +114,10 @@ impl Transport {
 
     async fn log_in(&mut self, endpoint: &Endpoint, login: &Login) -> Result<(), Error> {
         let mut writer = Writer::default();
+        let password = login.password.read()?;
         match login.scheme {
             Scheme::Digest => {
-                let credentials = format!("{}:{}", login.user, login.password);
+                let credentials = format!("{}:{password}", login.user);
                 message::authenticate("digest", credentials.as_bytes(), &mut writer);
                 self.write(endpoint, &writer).await?;
                 let frame = self.frame(endpoint).await?;
@@ -127,7 +128,7 @@ impl Transport {
                 let challenge = self.token(endpoint, &writer).await?;
                 let mut writer = Writer::default();
                 let other = Malformed("the server's challenge is not DIGEST-MD5");
-                let answer = sasl::answer(&challenge, &login.user, &login.password);
+                let answer = sasl::answer(&challenge, &login.user, &password);
                 let answer = answer.ok_or_else(|| not_zookeeper(endpoint, other))?;
                 message::sasl(2, answer.text.as_bytes(), &mut writer);
                 let reply = self.token(endpoint, &writer).await.map_err(|error| {

@@ -20,7 +20,8 @@ fn rejection(text: &str) -> String {
 fn parts(url: &ConnectUrl) -> String {
     let hosts: Vec<_> = url.hosts().iter().map(Host::to_string).collect();
     let query: Vec<_> = url.queries().map(|(key, value)| format!("{key}={value}")).collect();
-    let (user, password) = (url.user().unwrap_or("-"), url.password().unwrap_or("-"));
+    let user = url.user().unwrap_or("-");
+    let password = url.password().map_or_else(|| "-".to_owned(), |password| password.read().unwrap());
     let (hosts, query) = (hosts.join(" "), query.join(" "));
     format!("{} | {user} | {password} | {hosts} | {} | {query}", url.scheme(), url.path())
 }
@@ -97,6 +98,8 @@ const BAD: &[(&str, &str)] = &[
     ("redis://h?a=1&%61=2", "parameter 2 in the query of the URL has the name of an earlier one"),
     ("redis://h?a=1&&b", "parameter 2 in the query of the URL has no name"),
     ("redis://h?=1", "parameter 1 in the query of the URL has no name"),
+    ("redis://u:p@h?password_file=/x", "a password and `password_file`: keep one of them"),
+    ("redis://h?password_file", "names no file"),
     ("sqlite:a@b", "write any other `@` as %40"),
     ("redis://h/a@b", "write any other `@` as %40"),
     ("redis://h?a=b@c", "write any other `@` as %40"),
@@ -160,10 +163,27 @@ fn password_from_another_source_is_not_decoded_and_hidden() {
         ("redis://u:old@h", "redis://u:***@h"),
         ("sqlite:/x", "sqlite://:***@/x"),
     ] {
-        let url = url(text).with_password("CAN%41RY /@\n".to_owned());
-        assert_eq!(url.password(), Some("CAN%41RY /@\n"));
+        let url = url(text).with_password("CAN%41RY /@\n");
+        assert_eq!(url.password(), Some(&Password::from("CAN%41RY /@\n")));
         assert_eq!(url.to_string(), shown);
     }
+}
+
+#[test]
+fn password_file_is_read_at_each_use_and_shown_by_its_path() {
+    let path = std::env::temp_dir().join(format!("simba-password-{}", std::process::id()));
+    let url = url(&format!("redis://u@h/0?db=1&password_file={}", path.display()));
+    assert_eq!(url.to_string(), format!("redis://u@h/0?db=1&password_file={}", path.display()));
+    assert_eq!(url.queries().collect::<Vec<_>>(), [("db", "1")]);
+    let password = url.password().unwrap();
+    for (content, expected) in [("one", "one"), (" two \r\n\n", " two "), ("", "")] {
+        std::fs::write(&path, content).unwrap();
+        assert_eq!(password.read().unwrap(), expected);
+    }
+    std::fs::remove_file(&path).unwrap();
+    let error = password.read().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
 }
 
 const MALFORMED: &[&str] = &[
