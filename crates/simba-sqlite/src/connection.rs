@@ -44,18 +44,27 @@ pub(crate) trait Write: Send {
     ///
     /// # Errors
     ///
-    /// SQLite failed, so the whole transaction has failed.
-    fn apply(&mut self, tables: &mut Tables<'_>) -> rusqlite::Result<()>;
+    /// The whole transaction has failed.
+    fn apply(&mut self, tables: &mut Tables<'_>) -> Result<(), Fault>;
 
     /// Sends the outcome to the caller.
     fn reply(self: Box<Self>, committed: Result<()>);
 }
 
-struct Change<T, F> {
+pub(crate) struct Change<T, F> {
     ttl: Option<Duration>,
-    apply: F,
-    outcome: Option<Result<T>>,
     caller: Option<oneshot::Sender<Result<T>>>,
+    apply: F,
+    outcome: Option<T>,
+}
+
+impl<T, F> Change<T, F>
+where
+    F: FnMut(&mut Tables<'_>) -> Result<T, Fault>,
+{
+    pub(crate) fn new(ttl: Option<Duration>, caller: Option<oneshot::Sender<Result<T>>>, apply: F) -> Self {
+        Self { ttl, caller, apply, outcome: None }
+    }
 }
 
 impl<T, F> Write for Change<T, F>
@@ -75,19 +84,14 @@ where
         self.caller.is_none()
     }
 
-    fn apply(&mut self, tables: &mut Tables<'_>) -> rusqlite::Result<()> {
-        let outcome = match (self.apply)(tables) {
-            Ok(value) => Ok(value),
-            Err(Fault::Row(error)) => Err(error),
-            Err(Fault::Sqlite(error)) => return Err(error),
-        };
-        self.outcome = Some(outcome);
+    fn apply(&mut self, tables: &mut Tables<'_>) -> Result<(), Fault> {
+        self.outcome = Some((self.apply)(tables)?);
         Ok(())
     }
 
     fn reply(self: Box<Self>, committed: Result<()>) {
         let Self { caller: Some(caller), outcome, .. } = *self else { return };
-        let _ = caller.send(committed.and_then(|()| outcome.unwrap_or_else(|| Err(closed()))));
+        let _ = caller.send(committed.and_then(|()| outcome.ok_or_else(closed)));
     }
 }
 
@@ -141,7 +145,7 @@ impl Connection {
         apply: impl FnMut(&mut Tables<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T> {
         let (caller, reply) = oneshot::channel();
-        let change = Change { ttl, apply, outcome: None, caller: Some(caller) };
+        let change = Change::new(ttl, Some(caller), apply);
         self.call(Request::Write(Box::new(change)), reply).await
     }
 
@@ -150,7 +154,7 @@ impl Connection {
         &self,
         apply: impl FnMut(&mut Tables<'_>) -> Result<(), Fault> + Send + 'static,
     ) {
-        self.send(Request::Write(Box::new(Change { ttl: None, apply, outcome: None, caller: None })));
+        self.send(Request::Write(Box::new(Change::new(None, None, apply))));
     }
 
     /// Runs a read on the worker's thread.

@@ -1,4 +1,5 @@
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, StatxFlags};
@@ -176,6 +177,23 @@ pub(crate) fn is_mount_point(file: &Path, folder: &Path) -> io::Result<bool> {
         Ok(reported.then_some(stat.stx_mnt_id))
     };
     Ok(mount(file)? != mount(folder)?)
+}
+
+/// Returns device and inode of each file that this process has open under this name, found without opening it again.
+pub(crate) fn open_files(name: &Path) -> io::Result<Vec<(u64, u64)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let descriptor = entry?.path();
+        // Other names are not followed: that could hang on another file system. Some folders ignore the case.
+        let named = |target: &Path| target.as_os_str().eq_ignore_ascii_case(name);
+        // Another thread may close it meanwhile.
+        if std::fs::read_link(&descriptor).is_ok_and(|target| named(&target))
+            && let Ok(file) = std::fs::metadata(&descriptor)
+        {
+            found.push((file.dev(), file.ino()));
+        }
+    }
+    Ok(found)
 }
 
 /// Creates an empty file for this user alone, without opening it: closing a second descriptor would drop the locks

@@ -55,6 +55,10 @@ pub(crate) fn is_mount_point(_: &Path, _: &Path) -> io::Result<bool> {
     unsupported()
 }
 
+pub(crate) fn open_files(_: &Path) -> io::Result<Vec<(u64, u64)>> {
+    unsupported()
+}
+
 pub(crate) fn create_empty(_: &Path) -> io::Result<()> {
     unsupported()
 }
