@@ -76,7 +76,8 @@ impl Sub for Moment {
     }
 }
 
-fn nanos(duration: Duration) -> u64 {
+/// Returns the nanoseconds of a duration, at most the maximum.
+pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

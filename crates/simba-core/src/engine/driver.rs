@@ -16,7 +16,7 @@ use crate::clock::{Moment, by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
 use crate::telemetry;
-use crate::tenure::{Tenure, Terms};
+use crate::tenure::Tenure;
 use crate::types::{ContenderId, Label, Loss, MutexName, MutexOwner};
 
 /// What a driver contends for, and how.
@@ -121,7 +121,7 @@ impl Driver {
     /// Performs an action that takes no time.
     fn publish(&mut self, action: Action, now: Moment) {
         match action {
-            Action::Announce(why) => self.tenure.iter().for_each(|tenure| tenure.close(why.clone())),
+            Action::Announce(why) => drop(self.tenure.as_ref().map(|tenure| tenure.close(why))),
             Action::Lose(loss) => self.lose(loss, MutexOwner::none()),
             Action::Conclude(outcome) => self.link.conclude(self.in_context(outcome)),
             Action::StartAnew(left) => self.start_anew(left, now),
@@ -269,20 +269,12 @@ impl Driver {
 
     fn acquire(&mut self, grant: Grant, owner: MutexOwner) {
         let (mutex, contender) = (&self.mutex, self.machine.contender());
-        let terms = Terms {
-            mutex: mutex.clone(),
-            contender: contender.clone(),
-            token: grant.token,
-            acquired_at: grant.sent,
-            deadline: grant.deadline,
-            grace: grant.grace,
-            max_hold: self.machine.settings().max_hold,
-        };
         tracing::debug!(%mutex, %contender, token = grant.token.get(), "acquired");
         telemetry::acquired(self.core.backend.name());
         self.token_reported = false;
         self.core.held_until(grant.deadline);
-        let tenure = Tenure::new(Arc::clone(&self.core.clock), terms);
+        let (clock, max_hold) = (Arc::clone(&self.core.clock), self.machine.settings().max_hold);
+        let tenure = Tenure::new(clock, mutex.clone(), contender.clone(), grant, max_hold);
         self.tenure = Some(tenure.clone());
         self.link.publish(tenure, owner);
     }
@@ -315,11 +307,11 @@ impl Driver {
     async fn close(&mut self, why: Loss) -> Moment {
         self.link.accept_step_down();
         let Some(tenure) = self.tenure.clone() else { return self.core.clock.now() };
-        tenure.close(why);
+        let announced = tenure.close(why);
         if !seeded::on(Bug::FreeBeforeWorkEnds) {
             tenure.work_ended().await;
         }
-        let loss = tenure.end_announced(Loss::Released);
+        let loss = tenure.end(announced);
         self.tenure = None;
         let (mutex, contender) = (tenure.mutex(), tenure.contender());
         tracing::debug!(%mutex, %contender, token = tenure.token().get(), %loss, "released");

@@ -185,6 +185,7 @@ fn find_zone(name: &str) -> Result<TimeZone> {
 }
 
 /// A [`Cron`] in one tenure.
+#[derive(Debug)]
 pub(crate) struct CronPlan {
     cron: Arc<Cron>,
     /// The occurrence that ran last, or the start of the tenure. Only later occurrences run.
@@ -237,13 +238,6 @@ impl CronPlan {
 
     fn set_due_after(&mut self, wall: Timestamp) {
         self.due = self.cron.after(self.floor.max(wall));
-    }
-}
-
-impl fmt::Debug for CronPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cron, floor, last_wall: _, due } = self;
-        f.debug_struct("CronPlan").field("cron", cron).field("floor", floor).field("due", due).finish()
     }
 }
 

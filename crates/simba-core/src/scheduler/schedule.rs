@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "cron")]
 use super::cron::{Cron, CronPlan};
-use crate::clock::Moment;
+use crate::clock::{Moment, nanos};
 use crate::error::{Error, Result};
 use crate::seeded::{self, Bug};
 
@@ -260,10 +260,6 @@ impl FixedPlan {
             late => moment + (self.period - Duration::from_nanos(late)),
         }
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
