@@ -52,19 +52,11 @@ pub(crate) trait Write: Send {
 }
 
 pub(crate) struct Change<T, F> {
-    ttl: Option<Duration>,
-    caller: Option<oneshot::Sender<Result<T>>>,
-    apply: F,
-    outcome: Option<T>,
-}
-
-impl<T, F> Change<T, F>
-where
-    F: FnMut(&mut Tables<'_>) -> Result<T, Fault>,
-{
-    pub(crate) fn new(ttl: Option<Duration>, caller: Option<oneshot::Sender<Result<T>>>, apply: F) -> Self {
-        Self { ttl, caller, apply, outcome: None }
-    }
+    pub(crate) ttl: Option<Duration>,
+    /// None for a change in the background.
+    pub(crate) caller: Option<oneshot::Sender<Result<T>>>,
+    pub(crate) apply: F,
+    pub(crate) outcome: Option<T>,
 }
 
 impl<T, F> Write for Change<T, F>
@@ -145,7 +137,7 @@ impl Connection {
         apply: impl FnMut(&mut Tables<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T> {
         let (caller, reply) = oneshot::channel();
-        let change = Change::new(ttl, Some(caller), apply);
+        let change = Change { ttl, caller: Some(caller), apply, outcome: None };
         self.call(Request::Write(Box::new(change)), reply).await
     }
 
@@ -154,7 +146,7 @@ impl Connection {
         &self,
         apply: impl FnMut(&mut Tables<'_>) -> Result<(), Fault> + Send + 'static,
     ) {
-        self.send(Request::Write(Box::new(Change::new(None, None, apply))));
+        self.send(Request::Write(Box::new(Change { ttl: None, caller: None, apply, outcome: None })));
     }
 
     /// Runs a read on the worker's thread.

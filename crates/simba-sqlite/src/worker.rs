@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
     use crate::connection::Change;
-    use crate::tables::SessionId;
+    use crate::tables::{SessionId, Tables};
 
     #[test]
     fn row_that_cannot_be_read_fails_only_its_own_change_of_a_batch() {
@@ -176,9 +176,8 @@ mod tests {
             let claim = Claim::new(mutex.parse().unwrap(), ContenderId::generate(), Lease::default());
             let (caller, reply) = oneshot::channel();
             let session = SessionId::generate();
-            let change = Change::new(None, Some(caller), move |tables| {
-                tables.contend(session, &claim, Prior::Nothing)
-            });
+            let apply = move |tables: &mut Tables<'_>| tables.contend(session, &claim, Prior::Nothing);
+            let change = Change { ttl: None, caller: Some(caller), apply, outcome: None };
             (Box::new(change) as Box<dyn Write>, reply)
         };
         let (first, reply) = acquire("unreadable");
@@ -186,12 +185,11 @@ mod tests {
         reply.blocking_recv().unwrap().unwrap();
         let owner = "UPDATE simba_mutex SET owner = CAST(x'ff' AS TEXT)";
         rusqlite::Connection::open(&path).unwrap().execute_batch(owner).unwrap();
-        let (changes, replies): (Vec<_>, Vec<_>) =
-            ["orders", "unreadable", "bills"].map(acquire).into_iter().unzip();
-        let mut changes = changes;
-        worker.write(&mut changes);
+        let [(one, orders), (two, unreadable), (three, bills)] =
+            ["orders", "unreadable", "bills"].map(acquire);
+        worker.write(&mut vec![one, two, three]);
         let [orders, unreadable, bills] =
-            <[_; 3]>::try_from(replies).unwrap().map(|reply| reply.blocking_recv().unwrap());
+            [orders, unreadable, bills].map(|reply| reply.blocking_recv().unwrap());
         assert!(matches!(orders, Ok(Answer::Ours(_))), "{orders:?}");
         assert!(matches!(bills, Ok(Answer::Ours(_))), "{bills:?}");
         assert_eq!(unreadable.unwrap_err().kind(), ErrorKind::Protocol);
