@@ -13,6 +13,9 @@ impl Moment {
     /// The clock's zero.
     pub const ZERO: Self = Self(0);
 
+    /// The last moment.
+    pub(crate) const MAX: Self = Self(u64::MAX);
+
     /// Returns the time since the clock's zero.
     #[must_use]
     pub const fn since_zero(self) -> Duration {
