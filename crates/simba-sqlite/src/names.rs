@@ -51,8 +51,11 @@ impl Names {
     /// A name stands for another file by now, or for none.
     pub(crate) fn find(database: &Path) -> Result<Self> {
         let folder = database.parent().unwrap_or(Path::new("/")).to_owned();
-        let name = |suffix| Name::find(with_suffix(database, suffix));
-        Ok(Self { folder, files: [name("")?, name("-wal")?, name("-shm")?], checked: Cell::new(None) })
+        let paths = ["", "-wal", "-shm"].map(|suffix| with_suffix(database, suffix));
+        let open = machine::open_files(&paths);
+        let open = open.map_err(|error| system(database, "find the open files of", error))?;
+        let [database, journal, index] = paths.map(|path| Name::find(path, &open));
+        Ok(Self { folder, files: [database?, journal?, index?], checked: Cell::new(None) })
     }
 
     /// Fails if one of the names stands for another file, or for none.
@@ -87,9 +90,7 @@ struct Name {
 }
 
 impl Name {
-    fn find(path: PathBuf) -> Result<Self> {
-        let open =
-            machine::open_files(&path).map_err(|error| system(&path, "find the open file of", error))?;
+    fn find(path: PathBuf, open: &[(u64, u64)]) -> Result<Self> {
         let found = identity(&path)?;
         // A program may have replaced it since SQLite opened it.
         if open.contains(&found) { Ok(Self { path, file: found }) } else { Err(lost(&path, "replaced")) }
