@@ -3,11 +3,11 @@
 use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 
 use crate::engine::{Core, Driver, DriverConfig, Link, Mode, Settings};
 use crate::error::{Error, ErrorKind, Result};
@@ -96,11 +96,12 @@ pub struct Contention {
     lease: Lease,
     label: Result<Option<Label>>,
     initial_delay: Duration,
-    contender: Option<SharedContender>,
+    dispatch: Option<Dispatch>,
     running: Mutex<Option<Running>>,
 }
 
-type SharedContender = Arc<tokio::sync::Mutex<Box<dyn ErasedContender>>>;
+/// Calls a contender's callbacks for the driver of one start.
+type Dispatch = Box<dyn Fn(Link) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The driver of one start. Dropping it stops the driver.
 struct Running {
@@ -127,15 +128,16 @@ impl Contention {
             lease,
             label: Ok(None),
             initial_delay: Duration::ZERO,
-            contender: None,
+            dispatch: None,
             running: Mutex::default(),
         }
     }
 
     /// Sets the contender whose callbacks are called.
     pub fn with_contender(self, contender: impl Contender) -> Self {
-        let contender: Box<dyn ErasedContender> = Box::new(contender);
-        Self { contender: Some(Arc::new(tokio::sync::Mutex::new(contender))), ..self }
+        let contender = Arc::new(tokio::sync::Mutex::new(contender));
+        let start = move |link| dispatch(Arc::clone(&contender), link).boxed();
+        Self { dispatch: Some(Box::new(start)), ..self }
     }
 
     /// Contends with this lease instead of the handle's.
@@ -173,8 +175,8 @@ impl Contention {
         let config = DriverConfig { mutex, label, settings, initial_delay: self.initial_delay };
         // A stop that is not complete goes first.
         Driver::start(&self.core, config, &link, running.as_ref().map(|running| running.link.clone()))?;
-        if let Some(contender) = &self.contender {
-            self.core.spawn_detached(dispatch(Arc::clone(contender), link.clone()))?;
+        if let Some(dispatch) = &self.dispatch {
+            self.core.spawn_detached(dispatch(link.clone()))?;
         }
         *running = Some(Running { link });
         Ok(())
@@ -372,48 +374,25 @@ impl fmt::Debug for Contention {
 
 // ===== callbacks =====
 
-/// The object-safe form of [`Contender`].
-trait ErasedContender: Send {
-    fn acquired<'a>(&'a mut self, tenure: &'a Tenure, state: &'a MutexState) -> Callback<'a>;
-    fn expiring<'a>(&'a mut self, tenure: &'a Tenure) -> Callback<'a>;
-    fn released<'a>(&'a mut self, tenure: &'a Tenure, state: &'a MutexState) -> Callback<'a>;
-}
-
-type Callback<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
-
-impl<C: Contender> ErasedContender for C {
-    fn acquired<'a>(&'a mut self, tenure: &'a Tenure, state: &'a MutexState) -> Callback<'a> {
-        Box::pin(self.on_acquired(tenure, state))
-    }
-
-    fn expiring<'a>(&'a mut self, tenure: &'a Tenure) -> Callback<'a> {
-        Box::pin(self.on_expiring(tenure))
-    }
-
-    fn released<'a>(&'a mut self, tenure: &'a Tenure, state: &'a MutexState) -> Callback<'a> {
-        Box::pin(self.on_released(tenure, state))
-    }
-}
-
 /// Calls the contender's callbacks for every tenure of the driver of `link`, one after the other.
-async fn dispatch(contender: SharedContender, link: Link) {
+async fn dispatch<C: Contender>(contender: Arc<tokio::sync::Mutex<C>>, link: Link) {
     // After a restart, waits here for the last callback of the previous run.
     let mut contender = contender.lock().await;
     let mut last = None;
     while let Some((tenure, state)) = link.next(last.as_ref()).await {
         // A graceful end waits for this work, so the mutex is freed only after `on_released`.
         if let Some(work) = tenure.begin() {
-            run_callback(&tenure, async { contender.acquired(&tenure, &state).await }).await;
+            run_callback(&tenure, async { contender.on_acquired(&tenure, &state).await }).await;
             loop {
                 tenure.expiring().await;
-                run_callback(&tenure, async { contender.expiring(&tenure).await }).await;
+                run_callback(&tenure, async { contender.on_expiring(&tenure).await }).await;
                 if !tenure.renewed().await {
                     break;
                 }
             }
             work.others_ended().await;
             let state = MutexState::new(state.after, other_owner(&link, &tenure));
-            run_callback(&tenure, async { contender.released(&tenure, &state).await }).await;
+            run_callback(&tenure, async { contender.on_released(&tenure, &state).await }).await;
         }
         last = Some(tenure);
     }

@@ -75,7 +75,6 @@ mod locker;
 mod memory;
 mod observer;
 pub mod operate;
-mod park;
 mod scheduler;
 #[cfg(simba_bugs)]
 pub mod seeded;

@@ -127,9 +127,9 @@ impl Locker {
     /// keeps the queue entry or renews the mutex in the background.
     pub async fn lock(&self) -> Result<Guard> {
         let began = self.begin();
-        let guard = self.attempt(Mode::Once(self.patience()))?.guard().await?.ok_or_else(|| self.closed())?;
-        self.waited_since(began);
-        Ok(guard)
+        let hold = self.attempt(Mode::Once(self.patience()))?;
+        let acquired = hold.acquired().await;
+        self.locked(hold, acquired, began)
     }
 
     /// Acquires the mutex if that is possible at once. Returns `None` if another contender holds it or is queued for
@@ -165,24 +165,18 @@ impl Locker {
     /// As for [`lock`](Self::lock).
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard> {
         if timeout.is_zero() {
-            let attempt = self.attempt(Mode::Try)?;
-            let link = attempt.hold.link.clone();
-            return attempt.guard().await?.ok_or_else(|| self.timed_out(&link, timeout));
+            let hold = self.attempt(Mode::Try)?;
+            let link = hold.link.clone();
+            return hold.guard().await?.ok_or_else(|| self.timed_out(&link, timeout));
         }
         let began = self.begin();
-        let attempt = self.attempt(Mode::Once(self.patience().max(timeout)))?;
-        let tenure = match within(&*self.core.clock, timeout, attempt.acquired()).await {
-            Some(Ok(tenure)) => tenure,
-            Some(Err(outcome)) => return Err(outcome.err().unwrap_or_else(|| self.closed())),
-            None => match attempt.hold.link.acquired_now() {
-                // Acquired while the timeout passed.
-                Some(tenure) => tenure,
-                None => return Err(self.timed_out(&attempt.hold.link, timeout)),
-            },
+        let hold = self.attempt(Mode::Once(self.patience().max(timeout)))?;
+        let acquired = match within(&*self.core.clock, timeout, hold.acquired()).await {
+            Some(acquired) => acquired,
+            // It may have been acquired while the timeout passed.
+            None => Ok(hold.link.acquired_now().ok_or_else(|| self.timed_out(&hold.link, timeout))?),
         };
-        let guard = attempt.guarded(tenure)?;
-        self.waited_since(began);
-        Ok(guard)
+        self.locked(hold, acquired, began)
     }
 
     /// Returns the start of a wait, if waits are measured.
@@ -190,10 +184,19 @@ impl Locker {
         telemetry::ON.then(|| self.core.clock.now())
     }
 
-    fn waited_since(&self, began: Option<Moment>) {
+    /// Returns the guard after a wait that started at `began`.
+    fn locked(
+        &self,
+        hold: Hold,
+        acquired: Result<Tenure, Result<()>>,
+        began: Option<Moment>,
+    ) -> Result<Guard> {
+        let tenure = acquired.map_err(|outcome| outcome.err().unwrap_or_else(|| self.closed()))?;
+        let guard = hold.guarded(tenure)?;
         if let Some(began) = began {
             telemetry::waited(self.core.backend.name(), self.core.clock.now() - began);
         }
+        Ok(guard)
     }
 
     /// Returns the label of the contender's ids, if one is set.
@@ -213,7 +216,7 @@ impl Locker {
     }
 
     /// Starts an attempt. Fails if a guard exists or a lock is awaited.
-    fn attempt(&self, mode: Mode) -> Result<Attempt> {
+    fn attempt(&self, mode: Mode) -> Result<Hold> {
         let config = self.config(mode)?;
         let mut last = self.last();
         if last.as_ref().is_some_and(Link::is_active) {
@@ -224,7 +227,7 @@ impl Locker {
         // The release of the previous guard goes first, or this lock would find the mutex held.
         let driver = Driver::start_inline(&self.core, config, &link, last.clone())?;
         *last = Some(link.clone());
-        Ok(Attempt { hold: Hold { link, driver } })
+        Ok(Hold { link, driver })
     }
 
     fn config(&self, mode: Mode) -> Result<DriverConfig> {
@@ -279,16 +282,18 @@ impl fmt::Debug for Locker {
     }
 }
 
-/// A lock in progress. Dropping it cancels the lock and releases what it has acquired.
-struct Attempt {
-    hold: Hold,
+/// The driver of a lock, in progress or held. Dropping it cancels the lock and releases what it has acquired.
+struct Hold {
+    link: Link,
+    /// Dropped after the stop was requested, so that the spawned driver sees the request.
+    driver: Option<Inline>,
 }
 
-impl Attempt {
+impl Hold {
     /// Waits until the mutex is acquired. Returns `Err` with the driver's outcome if it ended instead: `Ok` if the
     /// mutex was refused, else the error.
     async fn acquired(&self) -> Result<Tenure, Result<()>> {
-        self.hold.until(self.hold.link.acquired()).await
+        self.until(self.link.acquired()).await
     }
 
     /// Waits for the mutex and returns a guard; `None` if it was refused.
@@ -302,18 +307,9 @@ impl Attempt {
     /// Creates a guard for the tenure. Fails if the tenure has ended meanwhile.
     fn guarded(self, tenure: Tenure) -> Result<Guard> {
         let Some(work) = tenure.begin() else { return Err(lost(&tenure)) };
-        Ok(Guard { work: Some(work), hold: self.hold, tenure })
+        Ok(Guard { work: Some(work), hold: self, tenure })
     }
-}
 
-/// The handle of a driver. Dropping it stops the driver.
-struct Hold {
-    link: Link,
-    /// Dropped after the stop was requested, so that the spawned driver sees the request.
-    driver: Option<Inline>,
-}
-
-impl Hold {
     /// Waits until `end` completes, and runs the driver meanwhile unless it has a task.
     async fn until<F: Future>(&self, end: F) -> F::Output {
         match &self.driver {

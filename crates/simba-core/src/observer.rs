@@ -163,9 +163,7 @@ impl Observer {
         (self.returned, self.lapsed) = (changes, lapsed);
         Ok(view)
     }
-}
 
-impl Observer {
     /// Returns a stream of the views that [`changed`](Self::changed) returns. It ends with a shutdown.
     pub fn into_stream(self) -> impl Stream<Item = View> + Send {
         stream::unfold(self, |mut observer| async move {

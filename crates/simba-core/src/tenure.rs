@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking;
 use crate::clock::{Clock, Moment};
+use crate::engine::Grant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::park;
 use crate::seeded::{self, Bug};
 use crate::types::{ContenderId, FencingToken, Loss, MutexName};
 use crate::watched::Watched;
@@ -65,17 +66,6 @@ struct State {
     used: bool,
 }
 
-/// The terms of a tenure, known to the engine when it begins.
-pub(crate) struct Terms {
-    pub(crate) mutex: MutexName,
-    pub(crate) contender: ContenderId,
-    pub(crate) token: FencingToken,
-    pub(crate) acquired_at: Moment,
-    pub(crate) deadline: Moment,
-    pub(crate) grace: Duration,
-    pub(crate) max_hold: Option<Duration>,
-}
-
 impl Tenure {
     /// Returns the mutex.
     #[must_use]
@@ -116,10 +106,7 @@ impl Tenure {
     /// Returns whether the work should stop: the end is announced, less than `grace` away, or past.
     #[must_use]
     pub fn is_expiring(&self) -> bool {
-        self.inner.state.read(|state| {
-            let now = self.inner.clock.now();
-            state.closing.is_some() || state.ended.is_some() || now >= state.expiring()
-        })
+        self.inner.state.read(|state| state.is_ending() || self.inner.clock.now() >= state.expiring())
     }
 
     /// Returns how long the mutex stays held without a renewal; zero once it is lost.
@@ -165,9 +152,8 @@ impl Tenure {
     ///
     /// Cancel safe: dropping it has no effect.
     pub async fn expiring(&self) {
-        let ends = |state: &State| state.closing.is_some() || state.ended.is_some();
         let at = if seeded::on(Bug::NoExpiring) { |state: &State| state.deadline } else { State::expiring };
-        self.reached(at, ends).await;
+        self.reached(at, State::is_ending).await;
     }
 
     /// Completes when the mutex is lost, and returns the reason. Completes at the deadline at the latest, even if the
@@ -233,7 +219,7 @@ impl Tenure {
     /// [`ErrorKind::Unavailable`] if the system cannot start a thread.
     pub fn watchdog(&self, act: impl FnOnce(Loss) + Send + 'static) -> Result<()> {
         let tenure = self.clone();
-        let watch = move || match park::block_on(tenure.lost()) {
+        let watch = move || match blocking::wait(tenure.lost()) {
             Loss::Released | Loss::SteppedDown => {}
             loss => act(loss),
         };
@@ -281,8 +267,14 @@ impl Tenure {
 // ===== the engine's side =====
 
 impl Tenure {
-    pub(crate) fn new(clock: Arc<dyn Clock>, terms: Terms) -> Self {
-        let Terms { mutex, contender, token, acquired_at, deadline, grace, max_hold } = terms;
+    pub(crate) fn new(
+        clock: Arc<dyn Clock>,
+        mutex: MutexName,
+        contender: ContenderId,
+        grant: Grant,
+        max_hold: Option<Duration>,
+    ) -> Self {
+        let Grant { token, sent: acquired_at, deadline, grace, .. } = grant;
         let cap = max_hold.map(|max_hold| acquired_at + max_hold);
         let (deadline, grace) = limited(deadline, grace, acquired_at, cap);
         let state = State { deadline, grace, closing: None, ended: None, work: 0, used: false };
@@ -312,9 +304,9 @@ impl Tenure {
         extended
     }
 
-    /// Announces the end: work should stop, and no work may start.
-    pub(crate) fn close(&self, why: Loss) {
-        self.inner.state.update(|state| state.closing.get_or_insert(why).clone());
+    /// Announces the end: work should stop, and no work may start. Returns the reason that was announced first.
+    pub(crate) fn close(&self, why: Loss) -> Loss {
+        self.inner.state.update(|state| state.closing.get_or_insert(why).clone())
     }
 
     /// Ends the tenure with reason `why`, unless it has ended already. Returns the reason in effect.
@@ -323,13 +315,6 @@ impl Tenure {
             let why = self.inner.current_loss(state).unwrap_or(why);
             state.ended.get_or_insert(why).clone()
         })
-    }
-
-    /// Ends the tenure with the announced reason, or `why` if none was announced, unless it has ended already. Returns
-    /// the reason in effect.
-    pub(crate) fn end_announced(&self, why: Loss) -> Loss {
-        let announced = self.inner.state.read(|state| state.closing.clone());
-        self.end(announced.unwrap_or(why))
     }
 
     /// Ends the tenure because its driver was dropped, unless it has ended already. If no work is running, the reason
@@ -345,8 +330,7 @@ impl Tenure {
 
     /// Completes when the end is announced or reached.
     pub(crate) async fn closing(&self) {
-        let ends = |state: &State| state.closing.is_some() || state.ended.is_some();
-        self.reached(|state| state.deadline, ends).await;
+        self.reached(|state| state.deadline, State::is_ending).await;
     }
 
     /// Waits while the tenure is expiring. Returns `true` once a renewal has moved the deadline, `false` once the end
@@ -372,14 +356,13 @@ impl Tenure {
 
     /// Returns whether work may start under it.
     pub(crate) fn is_open(&self) -> bool {
-        self.inner.state.read(|state| state.closing.is_none() && self.inner.current_loss(state).is_none())
+        self.inner.state.read(|state| self.inner.is_open(state))
     }
 
     /// Starts work that a graceful end waits for. Returns `None` once the end is announced or reached.
     pub(crate) fn begin(&self) -> Option<Work> {
         self.inner.state.update_quietly(|state| {
-            let open = state.closing.is_none() && self.inner.current_loss(state).is_none();
-            open.then(|| {
+            self.inner.is_open(state).then(|| {
                 state.work += 1;
                 state.used = true;
             })
@@ -399,6 +382,10 @@ impl Tenure {
 }
 
 impl Inner {
+    fn is_open(&self, state: &State) -> bool {
+        state.closing.is_none() && self.current_loss(state).is_none()
+    }
+
     /// Returns the reason of the end, or `None` while the tenure is valid. The only place that decides validity. The
     /// clock is read under the lock: after any caller has found the deadline passed, no renewal is accepted.
     fn current_loss(&self, state: &State) -> Option<Loss> {
@@ -426,6 +413,11 @@ fn limited(
 }
 
 impl State {
+    /// Returns whether the end was announced or reached.
+    fn is_ending(&self) -> bool {
+        self.closing.is_some() || self.ended.is_some()
+    }
+
     fn expiring(&self) -> Moment {
         self.deadline.saturating_sub(self.grace)
     }

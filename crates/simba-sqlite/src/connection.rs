@@ -44,18 +44,19 @@ pub(crate) trait Write: Send {
     ///
     /// # Errors
     ///
-    /// SQLite failed, so the whole transaction has failed.
-    fn apply(&mut self, tables: &mut Tables<'_>) -> rusqlite::Result<()>;
+    /// The whole transaction has failed.
+    fn apply(&mut self, tables: &mut Tables<'_>) -> Result<(), Fault>;
 
     /// Sends the outcome to the caller.
     fn reply(self: Box<Self>, committed: Result<()>);
 }
 
-struct Change<T, F> {
-    ttl: Option<Duration>,
-    apply: F,
-    outcome: Option<Result<T>>,
-    caller: Option<oneshot::Sender<Result<T>>>,
+pub(crate) struct Change<T, F> {
+    pub(crate) ttl: Option<Duration>,
+    /// None for a change in the background.
+    pub(crate) caller: Option<oneshot::Sender<Result<T>>>,
+    pub(crate) apply: F,
+    pub(crate) outcome: Option<T>,
 }
 
 impl<T, F> Write for Change<T, F>
@@ -75,19 +76,14 @@ where
         self.caller.is_none()
     }
 
-    fn apply(&mut self, tables: &mut Tables<'_>) -> rusqlite::Result<()> {
-        let outcome = match (self.apply)(tables) {
-            Ok(value) => Ok(value),
-            Err(Fault::Row(error)) => Err(error),
-            Err(Fault::Sqlite(error)) => return Err(error),
-        };
-        self.outcome = Some(outcome);
+    fn apply(&mut self, tables: &mut Tables<'_>) -> Result<(), Fault> {
+        self.outcome = Some((self.apply)(tables)?);
         Ok(())
     }
 
     fn reply(self: Box<Self>, committed: Result<()>) {
         let Self { caller: Some(caller), outcome, .. } = *self else { return };
-        let _ = caller.send(committed.and_then(|()| outcome.unwrap_or_else(|| Err(closed()))));
+        let _ = caller.send(committed.and_then(|()| outcome.ok_or_else(closed)));
     }
 }
 
@@ -141,7 +137,7 @@ impl Connection {
         apply: impl FnMut(&mut Tables<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T> {
         let (caller, reply) = oneshot::channel();
-        let change = Change { ttl, apply, outcome: None, caller: Some(caller) };
+        let change = Change { ttl, caller: Some(caller), apply, outcome: None };
         self.call(Request::Write(Box::new(change)), reply).await
     }
 
@@ -150,7 +146,7 @@ impl Connection {
         &self,
         apply: impl FnMut(&mut Tables<'_>) -> Result<(), Fault> + Send + 'static,
     ) {
-        self.send(Request::Write(Box::new(Change { ttl: None, apply, outcome: None, caller: None })));
+        self.send(Request::Write(Box::new(Change { ttl: None, caller: None, apply, outcome: None })));
     }
 
     /// Runs a read on the worker's thread.

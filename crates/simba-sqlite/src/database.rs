@@ -67,7 +67,7 @@ impl Database {
 
     fn transaction(&mut self, writes: &mut [Box<dyn Write>]) -> Result<Vec<MutexState>> {
         self.execute(sql::BEGIN)?;
-        let applied = self.apply(writes).map_err(|error| explain(&self.path, error));
+        let applied = self.apply(writes).map_err(|fault| self.to_error(fault));
         let committed = applied.and_then(|states| self.execute(sql::COMMIT).map(|()| states));
         match &committed {
             Ok(_) => self.expired_deleted = true,
@@ -76,7 +76,7 @@ impl Database {
         committed
     }
 
-    fn apply(&self, writes: &mut [Box<dyn Write>]) -> rusqlite::Result<Vec<MutexState>> {
+    fn apply(&self, writes: &mut [Box<dyn Write>]) -> Result<Vec<MutexState>, Fault> {
         let mut tables = self.tables();
         if !self.expired_deleted {
             tables.delete_expired()?;

@@ -35,11 +35,21 @@ pub(crate) fn explain(path: &Path, error: rusqlite::Error) -> Error {
         Some(DatabaseCorrupt) => {
             (Protocol, "{} is damaged: stop every program that uses it, move it away, start them again")
         }
+        None if is_value(&error) => (
+            Protocol,
+            "a row in {} has a value that Simba did not write: delete the row, or choose another mutex",
+        ),
         // All other errors mean that a statement does not fit the tables.
         _ => (Config, "the tables in {} have another shape: move the file away; a new one is created"),
     };
     let message = message.replace("{}", &path.display().to_string());
     Error::new(kind, message).with_backend(NAME).with_source(error)
+}
+
+/// Returns whether a value that was read has another type than expected, or is no text.
+fn is_value(error: &rusqlite::Error) -> bool {
+    use rusqlite::Error::{FromSqlConversionFailure, InvalidColumnType};
+    matches!(error, FromSqlConversionFailure(..) | InvalidColumnType(..))
 }
 
 /// Returns the error for a file of another program. Such a file is not changed.

@@ -21,9 +21,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use simba_core::Result;
+use simba_core::{Error, Result};
 
 use crate::error::{system, unusable};
+use crate::machine;
 
 /// How long a check of all files is valid if the folder does not change.
 const VALIDITY: Duration = Duration::from_millis(100);
@@ -42,12 +43,19 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Returns the names with the files that they stand for now. SQLite itself removes none of these files while a
-    /// connection is open.
+    /// Returns the names with the files that this process has just opened under them. SQLite itself removes none of
+    /// these files while a connection is open.
+    ///
+    /// # Errors
+    ///
+    /// A name stands for another file by now, or for none.
     pub(crate) fn find(database: &Path) -> Result<Self> {
         let folder = database.parent().unwrap_or(Path::new("/")).to_owned();
-        let name = |suffix| Name::find(with_suffix(database, suffix));
-        Ok(Self { folder, files: [name("")?, name("-wal")?, name("-shm")?], checked: Cell::new(None) })
+        let paths = ["", "-wal", "-shm"].map(|suffix| with_suffix(database, suffix));
+        let open = machine::open_files(&paths);
+        let open = open.map_err(|error| system(database, "find the open files of", error))?;
+        let [database, journal, index] = paths.map(|path| Name::find(path, &open));
+        Ok(Self { folder, files: [database?, journal?, index?], checked: Cell::new(None) })
     }
 
     /// Fails if one of the names stands for another file, or for none.
@@ -78,29 +86,29 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 #[derive(Debug)]
 struct Name {
     path: PathBuf,
-    device: u64,
-    inode: u64,
+    file: (u64, u64),
 }
 
 impl Name {
-    fn find(path: PathBuf) -> Result<Self> {
-        let found = fs::metadata(&path).map_err(|error| system(&path, "read the metadata of", error))?;
-        Ok(Self { path, device: found.dev(), inode: found.ino() })
+    fn find(path: PathBuf, open: &[(u64, u64)]) -> Result<Self> {
+        let found = identity(&path)?;
+        // A program may have replaced it since SQLite opened it.
+        if open.contains(&found) { Ok(Self { path, file: found }) } else { Err(lost(&path, "replaced")) }
     }
 
     fn check(&self) -> Result<()> {
-        let lost = |what| {
-            unusable(
-                &self.path,
-                &format!("was {what} while it was in use: restart every program that uses it"),
-            )
-        };
-        match fs::metadata(&self.path) {
-            Ok(found) if (found.dev(), found.ino()) == (self.device, self.inode) => Ok(()),
-            Ok(_) => Err(lost("replaced")),
-            Err(error) => Err(lost("removed").with_source(error)),
-        }
+        if identity(&self.path)? == self.file { Ok(()) } else { Err(lost(&self.path, "replaced")) }
     }
+}
+
+/// Returns device and inode of the file that the name stands for.
+fn identity(path: &Path) -> Result<(u64, u64)> {
+    let found = fs::metadata(path).map_err(|error| lost(path, "removed").with_source(error))?;
+    Ok((found.dev(), found.ino()))
+}
+
+fn lost(path: &Path, what: &str) -> Error {
+    unusable(path, &format!("was {what} while it was in use: restart every program that uses it"))
 }
 
 /// A folder at one point in time: a change of its entries changes it.
@@ -130,6 +138,22 @@ impl Folder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file;
+
+    /// A program may replace a file in the moment between the open and this check.
+    #[test]
+    fn file_that_was_replaced_since_it_was_opened_is_refused() {
+        for suffix in ["", "-wal", "-shm"] {
+            let folder = tempfile::tempdir().unwrap();
+            let (_connection, path) = file::open(&folder.path().join("simba.db")).unwrap();
+            Names::find(&path).expect("all files are those that are open");
+            let replacement = path.with_extension("other");
+            fs::write(&replacement, "").unwrap();
+            fs::rename(&replacement, with_suffix(&path, suffix)).unwrap();
+            let error = Names::find(&path).expect_err(suffix);
+            assert!(error.to_string().contains("replaced while it was in use"), "{suffix}: {error}");
+        }
+    }
 
     #[test]
     fn change_time_counts_once_no_later_change_can_have_the_same() {

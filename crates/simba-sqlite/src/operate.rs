@@ -60,11 +60,19 @@ impl Tables<'_> {
         let mut rows = statement.query((self.boot, self.now))?;
         let mut records = Vec::new();
         while let Some(row) = rows.next()? {
-            let mutex =
-                MutexName::legacy(row.get_ref(8)?.as_str().unwrap_or_default()).map_err(Fault::Row)?;
-            records.push(self.record(mutex, self.decode(row)?, row.get(9)?));
+            match self.listed(row) {
+                Ok(record) => records.push(record),
+                // A row that Simba did not write must not fail the whole list.
+                Err(fault) => tracing::warn!(?fault, "sqlite: a mutex is omitted from the list"),
+            }
         }
         Ok(records)
+    }
+
+    /// Decodes a row of [`sql::ROWS`].
+    fn listed(&self, row: &rusqlite::Row<'_>) -> Result<MutexRecord, Fault> {
+        let mutex = MutexName::legacy(row.get_ref(8)?.as_str().unwrap_or_default()).map_err(Fault::Row)?;
+        Ok(self.record(mutex, self.decode(row)?, row.get(9)?))
     }
 
     fn read(&self, mutex: &MutexName) -> Result<MutexRecord, Fault> {

@@ -28,9 +28,9 @@ impl SessionId {
 /// The reason why an operation failed.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// SQLite failed, so the transaction has failed.
+    /// SQLite failed, or a column has a value of another type.
     Sqlite(rusqlite::Error),
-    /// One row has invalid values. Nothing was written, and other operations of the transaction are not affected.
+    /// A row has an invalid value.
     Row(Error),
 }
 
@@ -129,12 +129,10 @@ impl Tables<'_> {
             self.push_state(&claim.mutex, false, Holder { owner: None, token: row.token }, Next::Woken);
             return Ok(Answer::Vacant);
         }
-        // First, since it refuses a row without a change.
-        let ours = self.acquire(session, claim, row.token)?;
         if head.is_some() {
             self.leave_queue(session, &claim.mutex)?;
         }
-        Ok(ours)
+        self.acquire(session, claim, row.token)
     }
 
     /// Makes the session the owner, with a new token.

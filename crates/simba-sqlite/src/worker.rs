@@ -107,7 +107,8 @@ impl Worker {
         request
     }
 
-    /// Applies all changes in one transaction. If that fails, each of them fails.
+    /// Applies all changes in one transaction. If it fails for another reason than a fault of the store, each change is
+    /// repeated in its own transaction, so that a row that cannot be read fails only the calls on its own mutex.
     fn write(&mut self, writes: &mut Vec<Box<dyn Write>>) {
         writes.retain(|write| !write.is_cancelled());
         let ttl = match writes.is_empty() {
@@ -121,6 +122,10 @@ impl Worker {
         }
         let (states, outcome) = match self.database.write(writes, ttl) {
             Ok(states) => (states, Ok(())),
+            Err(error) if writes.len() > 1 && !error.is_transient() => {
+                writes.drain(..).for_each(|write| self.write(&mut vec![write]));
+                return;
+            }
             Err(error) => (Vec::new(), Err(error)),
         };
         let others = self.notifier.notify(states);
@@ -147,5 +152,46 @@ impl Worker {
     /// Notifies the sessions of this handle of changes by other processes.
     pub(crate) fn poll(&mut self) {
         self.notifier.poll(&self.database);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use simba_core::spi::{Answer, Claim, Prior};
+    use simba_core::{ContenderId, ErrorKind, Lease, SystemClock};
+
+    use super::*;
+    use crate::connection::Change;
+    use crate::tables::{SessionId, Tables};
+
+    #[test]
+    fn row_that_cannot_be_read_fails_only_its_own_change_of_a_batch() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("simba.db");
+        let mut worker =
+            Worker::open(&path, Arc::new(SystemClock), Wakeups::local(), mpsc::channel().0).unwrap();
+        let acquire = |mutex: &str| {
+            let claim = Claim::new(mutex.parse().unwrap(), ContenderId::generate(), Lease::default());
+            let (caller, reply) = oneshot::channel();
+            let session = SessionId::generate();
+            let apply = move |tables: &mut Tables<'_>| tables.contend(session, &claim, Prior::Nothing);
+            let change = Change { ttl: None, caller: Some(caller), apply, outcome: None };
+            (Box::new(change) as Box<dyn Write>, reply)
+        };
+        let (first, reply) = acquire("unreadable");
+        worker.write(&mut vec![first]);
+        reply.blocking_recv().unwrap().unwrap();
+        let owner = "UPDATE simba_mutex SET owner = CAST(x'ff' AS TEXT)";
+        rusqlite::Connection::open(&path).unwrap().execute_batch(owner).unwrap();
+        let [(one, orders), (two, unreadable), (three, bills)] =
+            ["orders", "unreadable", "bills"].map(acquire);
+        worker.write(&mut vec![one, two, three]);
+        let [orders, unreadable, bills] =
+            [orders, unreadable, bills].map(|reply| reply.blocking_recv().unwrap());
+        assert!(matches!(orders, Ok(Answer::Ours(_))), "{orders:?}");
+        assert!(matches!(bills, Ok(Answer::Ours(_))), "{bills:?}");
+        assert_eq!(unreadable.unwrap_err().kind(), ErrorKind::Protocol);
     }
 }

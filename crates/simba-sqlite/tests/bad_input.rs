@@ -341,3 +341,23 @@ mod as_root {
         assert!(other.locker("held").try_lock().await.unwrap().is_some());
     }
 }
+
+#[tokio::test]
+async fn row_that_cannot_be_read_is_omitted_from_the_list_and_reported_by_its_own_calls() {
+    let store = Sqlite::new();
+    let simba = store.simba().await;
+    for mutex in ["bills", "orders"] {
+        simba.locker(mutex).lock().await.unwrap().release().await.unwrap();
+    }
+    let guard = simba.locker("foreign").lock().await.unwrap();
+    store
+        .raw()
+        .execute_batch("UPDATE simba_mutex SET owner = CAST(x'ff' AS TEXT) WHERE owner IS NOT NULL")
+        .unwrap();
+    let operate = simba.operate().unwrap();
+    let listed: Vec<_> = operate.list().await.unwrap().into_iter().map(|record| record.mutex).collect();
+    assert_eq!(listed, ["bills", "orders"].map(|mutex| MutexName::new(mutex).unwrap()));
+    let error = operate.read(guard.tenure().mutex()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+    assert!(error.to_string().contains("did not write"), "{error}");
+}

@@ -30,15 +30,11 @@ pub trait Contender: Send + 'static {
 #[derive(Debug)]
 #[must_use = "dropping it stops it"]
 pub struct Contention {
-    inner: crate::Contention,
-    _engine: Arc<Engine>,
+    pub(super) inner: crate::Contention,
+    pub(super) _engine: Arc<Engine>,
 }
 
 impl Contention {
-    pub(super) fn new(inner: crate::Contention, engine: Arc<Engine>) -> Self {
-        Self { inner, _engine: engine }
-    }
-
     /// Sets the contender, whose callbacks are called on a thread that they may block.
     pub fn with_contender(self, contender: impl Contender) -> Self {
         let contender = OnThread(Arc::new(Mutex::new(contender)));

@@ -4,8 +4,8 @@ use std::thread;
 use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 
+use super::wait;
 use crate::error::{Error, ErrorKind, Result};
-use crate::park;
 
 /// The thread that runs the engine of the handles that share it.
 ///
@@ -50,7 +50,7 @@ impl Engine {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        park::block_on(self.handle.spawn(future))
+        wait(self.handle.spawn(future))
             .map_err(|error| Error::new(ErrorKind::Closed, "the engine thread ended").with_source(error))
     }
 }

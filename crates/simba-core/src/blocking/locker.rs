@@ -12,15 +12,11 @@ use crate::types::{ContenderId, FencingToken, Lease, Loss, MutexOwner};
 /// Locks one mutex, one guard at a time. See [`crate::Locker`].
 #[derive(Debug)]
 pub struct Locker {
-    inner: crate::Locker,
-    engine: Arc<Engine>,
+    pub(super) inner: crate::Locker,
+    pub(super) engine: Arc<Engine>,
 }
 
 impl Locker {
-    pub(super) fn new(inner: crate::Locker, engine: Arc<Engine>) -> Self {
-        Self { inner, engine }
-    }
-
     delegate_setters! {
         /// Locks with this lease instead of the handle's.
         #[must_use]

@@ -10,15 +10,11 @@ use crate::observer::View;
 #[derive(Debug)]
 #[must_use = "dropping it ends the observation"]
 pub struct Observer {
-    inner: crate::Observer,
-    _engine: Arc<Engine>,
+    pub(super) inner: crate::Observer,
+    pub(super) _engine: Arc<Engine>,
 }
 
 impl Observer {
-    pub(super) fn new(inner: crate::Observer, engine: Arc<Engine>) -> Self {
-        Self { inner, _engine: engine }
-    }
-
     delegate! {
         inner {
             /// Returns what is known now.

@@ -15,15 +15,11 @@ use crate::types::{ContenderId, Lease, MutexOwner};
 #[derive(Debug)]
 #[must_use = "a scheduler does nothing until it is started"]
 pub struct Scheduler {
-    inner: crate::Scheduler,
-    engine: Arc<Engine>,
+    pub(super) inner: crate::Scheduler,
+    pub(super) engine: Arc<Engine>,
 }
 
 impl Scheduler {
-    pub(super) fn new(inner: crate::Scheduler, engine: Arc<Engine>) -> Self {
-        Self { inner, engine }
-    }
-
     delegate_setters! {
         /// Contends with this lease instead of the handle's.
         fn with_lease(self, lease: Lease);

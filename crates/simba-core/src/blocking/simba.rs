@@ -80,17 +80,17 @@ impl Simba {
 
     /// Returns a locker for this mutex. An invalid name is an error of its first lock.
     pub fn locker(&self, name: impl TryInto<MutexName, Error: Into<Error>>) -> Locker {
-        Locker::new(self.inner.locker(name), Arc::clone(&self.engine))
+        Locker { inner: self.inner.locker(name), engine: Arc::clone(&self.engine) }
     }
 
     /// Returns a contention for this mutex, not started yet. An invalid name is an error of its start.
     pub fn contend(&self, name: impl TryInto<MutexName, Error: Into<Error>>) -> Contention {
-        Contention::new(self.inner.contend(name), Arc::clone(&self.engine))
+        Contention { inner: self.inner.contend(name), _engine: Arc::clone(&self.engine) }
     }
 
     /// Returns a scheduler whose job runs only on the holder of this mutex. An invalid name is an error of its start.
     pub fn scheduler(&self, name: impl TryInto<MutexName, Error: Into<Error>>) -> Scheduler {
-        Scheduler::new(self.inner.scheduler(name), Arc::clone(&self.engine))
+        Scheduler { inner: self.inner.scheduler(name), engine: Arc::clone(&self.engine) }
     }
 
     /// Observes the owner of this mutex without contending for it.
@@ -99,7 +99,7 @@ impl Simba {
     ///
     /// As for [`crate::Simba::observe`].
     pub fn observe(&self, name: impl TryInto<MutexName, Error: Into<Error>>) -> Result<Observer> {
-        Ok(Observer::new(self.inner.observe(name)?, Arc::clone(&self.engine)))
+        Ok(Observer { inner: self.inner.observe(name)?, _engine: Arc::clone(&self.engine) })
     }
 
     /// Returns the async handle, for methods that this module does not have. Run its futures with [`run`](Self::run).

@@ -4,6 +4,7 @@
 //! kernel provides none: a condition variable with a timeout of a second, so that a deadline that passed
 //! in suspend is noticed at most a second after the resume.
 
+use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,44 +12,26 @@ use super::moment::Moment;
 use super::system::now;
 
 /// An alarm for one waiting thread.
-#[derive(Debug)]
-pub(super) enum Alarm {
-    #[cfg(target_os = "linux")]
-    Descriptor(descriptor::Descriptor),
-    Sliced(Sliced),
-}
-
-impl Alarm {
-    pub(super) fn new() -> Self {
-        #[cfg(target_os = "linux")]
-        if let Ok(descriptor) = descriptor::Descriptor::new() {
-            return Self::Descriptor(descriptor);
-        }
-        Self::Sliced(Sliced::default())
-    }
-
+pub(super) trait Alarm: fmt::Debug + Send + Sync {
     /// Sets the alarm to `at`, instead of any moment set before.
-    pub(super) fn set(&self, at: Moment) {
-        match self {
-            #[cfg(target_os = "linux")]
-            Self::Descriptor(descriptor) => descriptor.set(at),
-            Self::Sliced(sliced) => sliced.set(at),
-        }
-    }
+    fn set(&self, at: Moment);
 
     /// Waits until the alarm fires.
-    pub(super) fn wait(&self) {
-        match self {
-            #[cfg(target_os = "linux")]
-            Self::Descriptor(descriptor) => descriptor.wait(),
-            Self::Sliced(sliced) => sliced.wait(),
-        }
+    fn wait(&self);
+}
+
+/// Returns the best alarm that the system provides.
+pub(super) fn new() -> Box<dyn Alarm> {
+    #[cfg(target_os = "linux")]
+    if let Ok(descriptor) = descriptor::Descriptor::new() {
+        return Box::new(descriptor);
     }
+    Box::new(Sliced::default())
 }
 
 /// The portable alarm: waits in slices.
 #[derive(Debug, Default)]
-pub(super) struct Sliced {
+struct Sliced {
     at: Mutex<Option<Moment>>,
     changed: Condvar,
 }
@@ -56,7 +39,7 @@ pub(super) struct Sliced {
 /// The maximum delay after a resume until a deadline that passed in suspend is noticed.
 const SLICE: Duration = Duration::from_secs(1);
 
-impl Sliced {
+impl Alarm for Sliced {
     fn set(&self, at: Moment) {
         *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
         self.changed.notify_one();
@@ -87,17 +70,20 @@ mod descriptor {
         timerfd_settime,
     };
 
+    use super::Alarm;
     use crate::clock::Moment;
 
     #[derive(Debug)]
-    pub(crate) struct Descriptor(OwnedFd);
+    pub(super) struct Descriptor(OwnedFd);
 
     impl Descriptor {
         pub(super) fn new() -> rustix::io::Result<Self> {
             timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC).map(Self)
         }
+    }
 
-        pub(super) fn set(&self, at: Moment) {
+    impl Alarm for Descriptor {
+        fn set(&self, at: Moment) {
             let since_zero = at.since_zero();
             // A zero would disarm the timer. One nanosecond after boot has passed as well.
             let since_zero = since_zero.max(Duration::from_nanos(1));
@@ -110,7 +96,7 @@ mod descriptor {
             debug_assert!(set.is_ok(), "an absolute time in range is always accepted");
         }
 
-        pub(super) fn wait(&self) {
+        fn wait(&self) {
             let mut expirations = [0; 8];
             if rustix::io::read(&self.0, &mut expirations).is_err() {
                 // After an interrupt the caller checks the clock again. Any other error must not spin.
@@ -126,7 +112,7 @@ mod tests {
 
     #[test]
     fn portable_alarm_fires_at_its_moment() {
-        let alarm = Alarm::Sliced(Sliced::default());
+        let alarm = Sliced::default();
         let at = now() + Duration::from_millis(20);
         alarm.set(at);
         alarm.wait();
@@ -135,7 +121,7 @@ mod tests {
 
     #[test]
     fn earlier_moment_replaces_a_later_one() {
-        for alarm in [Alarm::new(), Alarm::Sliced(Sliced::default())] {
+        for alarm in [new(), Box::new(Sliced::default())] {
             alarm.set(now() + Duration::from_secs(3600));
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| alarm.wait());

@@ -16,6 +16,7 @@ use std::pin::Pin;
 use std::time::SystemTime;
 
 pub use moment::Moment;
+pub(crate) use moment::nanos;
 pub use system::SystemClock;
 pub(crate) use within::by;
 pub use within::within;

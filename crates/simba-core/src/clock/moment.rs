@@ -13,6 +13,9 @@ impl Moment {
     /// The clock's zero.
     pub const ZERO: Self = Self(0);
 
+    /// The last moment.
+    pub(crate) const MAX: Self = Self(u64::MAX);
+
     /// Returns the time since the clock's zero.
     #[must_use]
     pub const fn since_zero(self) -> Duration {
@@ -76,7 +79,8 @@ impl Sub for Moment {
     }
 }
 
-fn nanos(duration: Duration) -> u64 {
+/// Returns the nanoseconds of a duration, at most the maximum.
+pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use super::alarm::Alarm;
+use super::alarm::{self, Alarm};
 use super::moment::Moment;
 use super::system::now;
 
@@ -18,7 +18,7 @@ use super::system::now;
 #[derive(Debug)]
 pub(super) struct Timer {
     entries: Mutex<Entries>,
-    alarm: Alarm,
+    alarm: Box<dyn Alarm>,
     /// Starts the timer thread.
     spawn: fn(&'static Self) -> io::Result<()>,
     /// Whether the timer thread runs.
@@ -53,7 +53,7 @@ impl Timer {
     fn with_thread(spawn: fn(&'static Self) -> io::Result<()>) -> &'static Self {
         Box::leak(Box::new(Self {
             entries: Mutex::new(Entries::new()),
-            alarm: Alarm::new(),
+            alarm: alarm::new(),
             spawn,
             served: AtomicBool::new(false),
             starting: Mutex::new(false),
@@ -189,7 +189,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
-    use crate::park;
+    use crate::blocking;
 
     /// Fails for the first hundred threads.
     fn limited(timer: &'static Timer) -> io::Result<()> {
@@ -204,7 +204,7 @@ mod tests {
     fn sleeps_end_at_their_moment_while_no_thread_can_be_started() {
         let never = Timer::with_thread(|_| Err(io::ErrorKind::WouldBlock.into()));
         let at = now() + Duration::from_millis(30);
-        park::block_on(never.sleep_until(at));
+        blocking::wait(never.sleep_until(at));
         assert!(now() >= at);
         assert!(!never.served.load(Ordering::Acquire));
     }
@@ -214,7 +214,7 @@ mod tests {
         let timer = Timer::with_thread(limited);
         for _ in 0..3 {
             let at = now() + Duration::from_millis(300);
-            park::block_on(timer.sleep_until(at));
+            blocking::wait(timer.sleep_until(at));
             assert!(now() >= at);
         }
         assert!(timer.served.load(Ordering::Acquire));

@@ -13,7 +13,7 @@ use tokio_util::task::task_tracker::TrackedFuture;
 use super::closing::Closing;
 use super::inline::InlineDrivers;
 use crate::backend::Backend;
-use crate::clock::{Clock, Moment, by, within};
+use crate::clock::{Clock, Moment, by, nanos, within};
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::Lease;
 
@@ -140,10 +140,6 @@ impl Core {
     pub(crate) fn seed(&self) -> u64 {
         self.random.lock().unwrap_or_else(PoisonError::into_inner).u64(..)
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl fmt::Debug for Core {

@@ -16,7 +16,7 @@ use crate::clock::{Moment, by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
 use crate::telemetry;
-use crate::tenure::{Tenure, Terms};
+use crate::tenure::Tenure;
 use crate::types::{ContenderId, Label, Loss, MutexName, MutexOwner};
 
 /// What a driver contends for, and how.
@@ -98,34 +98,22 @@ impl Driver {
         if let Some(previous) = previous {
             self.follow(previous).await;
         }
-        let mut now = self.core.clock.now();
         loop {
-            let input = self.input();
-            now = match self.machine.next(now, input) {
+            let (now, input) = (self.core.clock.now(), self.input());
+            match self.machine.next(now, input) {
                 Action::Open(limit) => self.open(now + limit).await,
                 // Boxed: rare, and larger than everything that a driver does often.
                 Action::Inspect(limit) => Box::pin(self.inspect(now + limit)).await,
                 Action::Contend(prior, limit) => self.contend(now, prior, limit).await,
                 Action::Wait(wait) => self.wait(wait).await,
+                Action::Announce(why) => drop(self.tenure.as_ref().map(|tenure| tenure.close(why))),
+                Action::Lose(loss) => self.lose(loss, MutexOwner::none()),
                 Action::Close(why) => self.close(why).await,
+                Action::Conclude(outcome) => self.link.conclude(self.in_context(outcome)),
                 Action::Release(holding, limit) => self.release(now + limit, holding).await,
+                Action::StartAnew(left) => self.start_anew(left, now),
                 Action::Finish(left) => return self.finish(left),
-                action => {
-                    self.publish(action, now);
-                    now
-                }
             }
-        }
-    }
-
-    /// Performs an action that takes no time.
-    fn publish(&mut self, action: Action, now: Moment) {
-        match action {
-            Action::Announce(why) => self.tenure.iter().for_each(|tenure| tenure.close(why.clone())),
-            Action::Lose(loss) => self.lose(loss, MutexOwner::none()),
-            Action::Conclude(outcome) => self.link.conclude(self.in_context(outcome)),
-            Action::StartAnew(left) => self.start_anew(left, now),
-            _ => {}
         }
     }
 
@@ -154,9 +142,9 @@ impl Driver {
         result.map_err(|error| error.with_backend(self.core.backend.name()).with_mutex(&self.mutex))
     }
 
-    // ===== calls, each of which returns the moment of its end; all but the first have a session =====
+    // ===== calls, all but the first on an open session =====
 
-    async fn open(&mut self, end: Moment) -> Moment {
+    async fn open(&mut self, end: Moment) {
         let Settings { mode, lease, .. } = *self.machine.settings();
         let intent = if mode == Mode::Try { Intent::Try } else { Intent::Queue };
         let claim = Claim::new(self.mutex.clone(), self.machine.contender().clone(), lease);
@@ -166,21 +154,19 @@ impl Driver {
         let now = self.core.clock.now();
         let news = self.machine.opened(now, reply, self.random.f64());
         self.report(news, now);
-        now
     }
 
-    async fn inspect(&mut self, end: Moment) -> Moment {
-        let Some(session) = &mut self.session else { return end };
+    async fn inspect(&mut self, end: Moment) {
+        let Some(session) = &mut self.session else { return };
         let reply = by(&*self.core.clock, end, session.inspect()).await;
         let reply = reply.map(|inspected| inspected.map(drop));
         let now = self.core.clock.now();
         let news = self.machine.inspected(now, reply, self.random.f64());
         self.report(news, now);
-        now
     }
 
-    async fn contend(&mut self, sent: Moment, prior: Prior, limit: Duration) -> Moment {
-        let Some(session) = &mut self.session else { return sent + limit };
+    async fn contend(&mut self, sent: Moment, prior: Prior, limit: Duration) {
+        let Some(session) = &mut self.session else { return };
         let reply = by(&*self.core.clock, sent + limit, session.contend(prior)).await;
         let now = self.core.clock.now();
         let owner = match &reply {
@@ -203,15 +189,12 @@ impl Driver {
             }
             news => self.report(news, now),
         }
-        now
     }
 
-    async fn release(&mut self, end: Moment, holding: Holding) -> Moment {
-        let Some(session) = &mut self.session else { return end };
+    async fn release(&mut self, end: Moment, holding: Holding) {
+        let Some(session) = &mut self.session else { return };
         let reply = by(&*self.core.clock, end, session.release(holding)).await;
-        let now = self.core.clock.now();
-        self.machine.released(now, reply, self.random.f64());
-        now
+        self.machine.released(self.core.clock.now(), reply, self.random.f64());
     }
 
     /// Reports a failed call.
@@ -238,14 +221,13 @@ impl Driver {
     // ===== waiting =====
 
     /// Waits until the moment, the hint or the request that the machine waits for.
-    async fn wait(&mut self, wait: Wait) -> Moment {
+    async fn wait(&mut self, wait: Wait) {
         let Wait { until, wake, hints, approximate } = wait;
         if self.link.is_inline() {
             if wake == Wake::Request && self.tenure.is_some() {
                 // The caller has its guard and polls again to release it. Until then nothing has to be set up, such as
                 // a timer: the driver is spawned long before its first renewal is due.
-                pending_once().await;
-                return self.core.clock.now();
+                return pending_once().await;
             }
             self.link.set_inline(false);
         }
@@ -258,31 +240,21 @@ impl Driver {
             () = sleep => None,
             hint = hint(&mut self.session), if hints => Some(hint),
         };
-        let now = clock.now();
         if let Some(hint) = hint {
-            self.machine.hinted(now, &hint);
+            self.machine.hinted(clock.now(), &hint);
         }
-        now
     }
 
     // ===== beginning and ending a tenure =====
 
     fn acquire(&mut self, grant: Grant, owner: MutexOwner) {
         let (mutex, contender) = (&self.mutex, self.machine.contender());
-        let terms = Terms {
-            mutex: mutex.clone(),
-            contender: contender.clone(),
-            token: grant.token,
-            acquired_at: grant.sent,
-            deadline: grant.deadline,
-            grace: grant.grace,
-            max_hold: self.machine.settings().max_hold,
-        };
         tracing::debug!(%mutex, %contender, token = grant.token.get(), "acquired");
         telemetry::acquired(self.core.backend.name());
         self.token_reported = false;
         self.core.held_until(grant.deadline);
-        let tenure = Tenure::new(Arc::clone(&self.core.clock), terms);
+        let (clock, max_hold) = (Arc::clone(&self.core.clock), self.machine.settings().max_hold);
+        let tenure = Tenure::new(clock, mutex.clone(), contender.clone(), grant, max_hold);
         self.tenure = Some(tenure.clone());
         self.link.publish(tenure, owner);
     }
@@ -312,25 +284,24 @@ impl Driver {
     }
 
     /// Ends the tenure gracefully: announces the end, waits for the work until the deadline at most, then ends it.
-    async fn close(&mut self, why: Loss) -> Moment {
+    async fn close(&mut self, why: Loss) {
         self.link.accept_step_down();
-        let Some(tenure) = self.tenure.clone() else { return self.core.clock.now() };
-        tenure.close(why);
+        let Some(tenure) = self.tenure.clone() else { return };
+        let announced = tenure.close(why);
         if !seeded::on(Bug::FreeBeforeWorkEnds) {
             tenure.work_ended().await;
         }
-        let loss = tenure.end_announced(Loss::Released);
+        let loss = tenure.end(announced);
         self.tenure = None;
         let (mutex, contender) = (tenure.mutex(), tenure.contender());
         tracing::debug!(%mutex, %contender, token = tenure.token().get(), %loss, "released");
-        self.ended(&tenure, &loss, MutexOwner::none())
+        self.ended(&tenure, &loss, MutexOwner::none());
     }
 
-    fn ended(&self, tenure: &Tenure, loss: &Loss, owner: MutexOwner) -> Moment {
-        let now = self.core.clock.now();
-        telemetry::ended(self.core.backend.name(), now - tenure.acquired_at(), loss);
+    fn ended(&self, tenure: &Tenure, loss: &Loss, owner: MutexOwner) {
+        let held = self.core.clock.now() - tenure.acquired_at();
+        telemetry::ended(self.core.backend.name(), held, loss);
         self.link.withdraw(owner);
-        now
     }
 
     // ===== leaving =====

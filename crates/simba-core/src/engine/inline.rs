@@ -138,19 +138,16 @@ impl InlineDrivers {
 
     /// Spawns all drivers, after the shutdown has begun.
     pub(super) fn spawn_all(&self) {
-        let mut all = Vec::new();
-        for RuntimeDrivers { runtime, drivers } in self.runtimes().iter_mut() {
-            all.extend(std::mem::take(drivers).into_values().map(|driver| (runtime.clone(), driver)));
+        let runtimes: Vec<_> = self.runtimes().iter().map(|of_runtime| of_runtime.runtime.clone()).collect();
+        for runtime in runtimes {
+            self.spawn_older(&runtime, Moment::MAX);
         }
-        all.into_iter().for_each(|(runtime, driver)| driver.spawn(&runtime));
     }
 
-    /// Removes the drivers of a runtime that started before `then`. Returns them, and whether there are others.
-    fn take_older(&self, runtime: &Handle, then: Moment) -> (Vec<InlineDriver>, bool) {
+    /// Spawns the drivers of a runtime that started at `then` or before. Returns whether there are others.
+    fn spawn_older(&self, runtime: &Handle, then: Moment) -> bool {
         let mut runtimes = self.runtimes();
-        let Some(RuntimeDrivers { drivers, .. }) = of(&mut runtimes, runtime) else {
-            return (Vec::new(), false);
-        };
+        let Some(RuntimeDrivers { drivers, .. }) = of(&mut runtimes, runtime) else { return false };
         let mut older = Vec::new();
         while let Some(entry) = drivers.first_entry().filter(|entry| entry.get().since <= then) {
             older.push(entry.remove());
@@ -159,7 +156,9 @@ impl InlineDrivers {
         if !others {
             runtimes.retain(|of_runtime| of_runtime.runtime.id() != runtime.id());
         }
-        (older, others)
+        drop(runtimes);
+        older.into_iter().for_each(|driver| driver.spawn(runtime));
+        others
     }
 
     fn runtimes(&self) -> MutexGuard<'_, Vec<RuntimeDrivers>> {
@@ -183,14 +182,8 @@ impl Sweeper {
         while self.running {
             let now = self.core.clock.now();
             self.core.clock.sleep_until(now + MAX_AGE).await;
-            self.sweep(now);
+            self.running = self.core.inline.spawn_older(&self.runtime, now);
         }
-    }
-
-    fn sweep(&mut self, then: Moment) {
-        let (older, others) = self.core.inline.take_older(&self.runtime, then);
-        self.running = others;
-        older.into_iter().for_each(|driver| driver.spawn(&self.runtime));
     }
 }
 
@@ -198,7 +191,7 @@ impl Sweeper {
 impl Drop for Sweeper {
     fn drop(&mut self) {
         if self.running {
-            self.sweep(Moment::ZERO + Duration::MAX);
+            self.core.inline.spawn_older(&self.runtime, Moment::MAX);
         }
     }
 }

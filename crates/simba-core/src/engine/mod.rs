@@ -18,4 +18,4 @@ pub(crate) use core::Core;
 pub(crate) use driver::{Driver, DriverConfig};
 pub(crate) use inline::Inline;
 pub(crate) use link::Link;
-pub(crate) use pacing::Pacing;
+pub(crate) use pacing::{Grant, Pacing};

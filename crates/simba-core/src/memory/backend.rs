@@ -8,7 +8,8 @@ use super::store::Store;
 use crate::backend::{Backend, Claim, Session};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Result;
-use crate::operate::Operate;
+use crate::operate::{EvictIf, Eviction, Finding, MutexRecord, Operate, Probe};
+use crate::types::MutexName;
 
 /// A backend in the memory of this process: for tests and examples, and as the reference for other backends.
 ///
@@ -53,10 +54,6 @@ impl MemoryBackend {
     pub fn lose_all(&self) {
         self.store.lose_all();
     }
-
-    pub(super) fn store(&self) -> &Store {
-        &self.store
-    }
 }
 
 impl Default for MemoryBackend {
@@ -83,5 +80,31 @@ impl Backend for MemoryBackend {
 
     fn operate(&self) -> Option<&dyn Operate> {
         Some(self)
+    }
+}
+
+#[async_trait]
+impl Operate for MemoryBackend {
+    async fn list(&self) -> Result<Vec<MutexRecord>> {
+        Ok(self.store.list())
+    }
+
+    async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
+        Ok(self.store.read(mutex))
+    }
+
+    async fn evict(&self, mutex: &MutexName, condition: EvictIf) -> Result<Eviction> {
+        Ok(self.store.evict(mutex, &condition))
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        let clock = &*self.store.clock;
+        let before = clock.now();
+        self.store.list();
+        let finding = Finding::new(
+            "only this process has these mutexes: another process can hold them at the same time",
+            "use sqlite:PATH on one host, or a server",
+        );
+        Ok(Probe { server: "memory".into(), round_trip: clock.now() - before, findings: vec![finding] })
     }
 }

@@ -1,7 +1,6 @@
 //! The reference backend: mutexes in the memory of one process.
 
 mod backend;
-mod operate;
 mod session;
 mod store;
 

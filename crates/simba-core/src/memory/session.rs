@@ -47,7 +47,7 @@ impl Session for MemorySession {
 
     async fn release(&mut self, holding: Holding) -> Result<()> {
         self.holds = false;
-        self.store.release(self.id, &self.claim, holding);
+        self.store.release(self.id, &self.claim.mutex, holding);
         Ok(())
     }
 
@@ -58,7 +58,7 @@ impl Session for MemorySession {
         match &mut self.subscription {
             Some(subscription) => subscription.notified().await,
             // Completes at once: the next call finds what changed before the subscription.
-            None => self.subscription = Some(self.store.wakeups().subscribe(self.topic())),
+            None => self.subscription = Some(self.store.wakeups.subscribe(self.topic())),
         }
         Ok(())
     }

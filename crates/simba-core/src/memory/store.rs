@@ -27,8 +27,8 @@ pub(super) enum Topic {
 /// All mutexes of one store.
 pub(super) struct Store {
     rows: Mutex<HashMap<MutexName, Row>>,
-    clock: Arc<dyn Clock>,
-    wakeups: Wakeups<Topic>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) wakeups: Wakeups<Topic>,
     sessions: AtomicU64,
 }
 
@@ -58,14 +58,6 @@ struct Waiter {
 impl Store {
     pub(super) fn new(clock: Arc<dyn Clock>) -> Self {
         Self { rows: Mutex::default(), clock, wakeups: Wakeups::local(), sessions: AtomicU64::new(0) }
-    }
-
-    pub(super) fn wakeups(&self) -> &Wakeups<Topic> {
-        &self.wakeups
-    }
-
-    pub(super) fn clock(&self) -> &dyn Clock {
-        &*self.clock
     }
 
     pub(super) fn open(&self) -> SessionId {
@@ -98,38 +90,30 @@ impl Store {
     }
 
     pub(super) fn inspect(&self, mutex: &MutexName) -> Option<Ownership> {
-        let now = self.clock.now();
-        let mut rows = self.rows();
-        let row = rows.get_mut(mutex)?;
-        row.expire(now);
-        row.ownership(now)
+        self.on_row(mutex, |row, now| row.ownership(now)).flatten()
     }
 
     /// Frees the mutex if the session owns it, leaves the queue, and wakes the first waiter.
-    pub(super) fn release(&self, session: SessionId, claim: &Claim, holding: Holding) {
-        let now = self.clock.now();
-        let mut rows = self.rows();
-        let Some(row) = rows.get_mut(&claim.mutex) else { return };
-        row.expire(now);
-        row.leave(session);
-        let named = match holding {
-            Holding::Nothing => false,
-            Holding::Unknown => true,
-            Holding::Under(token) => token.get() == row.token,
-        };
-        let freed = row.owner.take_if(|owner| owner.session == session && named).is_some();
-        self.wake_next(row, &claim.mutex, freed);
+    pub(super) fn release(&self, session: SessionId, mutex: &MutexName, holding: Holding) {
+        self.on_row(mutex, |row, _| {
+            row.leave(session);
+            let named = match holding {
+                Holding::Nothing => false,
+                Holding::Unknown => true,
+                Holding::Under(token) => token.get() == row.token,
+            };
+            let freed = row.owner.take_if(|owner| owner.session == session && named).is_some();
+            self.wake_next(row, mutex, freed);
+        });
     }
 
     /// Leaves the queue without changing the mutex, and passes a wake-up of the session on.
     pub(super) fn leave(&self, session: SessionId, mutex: &MutexName) {
-        let now = self.clock.now();
-        let mut rows = self.rows();
-        let Some(row) = rows.get_mut(mutex) else { return };
-        row.expire(now);
-        if row.leave(session) {
-            self.wake_next(row, mutex, false);
-        }
+        self.on_row(mutex, |row, _| {
+            if row.leave(session) {
+                self.wake_next(row, mutex, false);
+            }
+        });
     }
 
     /// Wakes the first waiter if the mutex is free, and all observers if the owner changed.
@@ -144,6 +128,15 @@ impl Store {
 
     pub(super) fn lose_all(&self) {
         self.rows().clear();
+    }
+
+    /// Applies a change to the row of a mutex, if it has one, after the removal of what expired.
+    fn on_row<R>(&self, mutex: &MutexName, change: impl FnOnce(&mut Row, Moment) -> R) -> Option<R> {
+        let now = self.clock.now();
+        let mut rows = self.rows();
+        let row = rows.get_mut(mutex)?;
+        row.expire(now);
+        Some(change(row, now))
     }
 
     fn rows(&self) -> MutexGuard<'_, HashMap<MutexName, Row>> {
@@ -163,30 +156,20 @@ impl Store {
     }
 
     pub(super) fn read(&self, mutex: &MutexName) -> MutexRecord {
-        let now = self.clock.now();
-        let mut rows = self.rows();
-        rows.get_mut(mutex)
-            .map_or_else(|| MutexRecord::free(mutex.clone()), |row| row.record(mutex.clone(), now))
+        let record = self.on_row(mutex, |row, now| row.record(mutex.clone(), now));
+        record.unwrap_or_else(|| MutexRecord::free(mutex.clone()))
     }
 
     pub(super) fn evict(&self, mutex: &MutexName, condition: &EvictIf) -> Eviction {
-        let now = self.clock.now();
-        let mut rows = self.rows();
-        let Some(row) = rows.get_mut(mutex) else { return Eviction::Vacant };
-        row.expire(now);
-        let token = Some(FencingToken::new(row.token));
-        match row.owner.take() {
-            None => Eviction::Vacant,
-            Some(owner) if condition.holds_for(&owner.id, token) => {
-                self.wake_next(row, mutex, true);
-                Eviction::Freed { window: owner.until - now, owner: owner.id }
-            }
-            Some(owner) => {
-                let id = owner.id.clone();
-                row.owner = Some(owner);
-                Eviction::Other(id)
-            }
-        }
+        let evicted = self.on_row(mutex, |row, now| {
+            let token = Some(FencingToken::new(row.token));
+            let Some(owner) = row.owner.take_if(|owner| condition.holds_for(&owner.id, token)) else {
+                return row.owner.as_ref().map(|owner| Eviction::Other(owner.id.clone()));
+            };
+            self.wake_next(row, mutex, true);
+            Some(Eviction::Freed { window: owner.until - now, owner: owner.id })
+        });
+        evicted.flatten().unwrap_or(Eviction::Vacant)
     }
 }
 

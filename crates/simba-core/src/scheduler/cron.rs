@@ -8,7 +8,7 @@ use jiff::civil::DateTime;
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{SignedDuration, Timestamp};
 
-use super::schedule::Next;
+use super::schedule::{Next, Plan};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 
@@ -185,7 +185,8 @@ fn find_zone(name: &str) -> Result<TimeZone> {
 }
 
 /// A [`Cron`] in one tenure.
-pub(crate) struct CronPlan {
+#[derive(Debug)]
+pub(super) struct CronPlan {
     cron: Arc<Cron>,
     /// The occurrence that ran last, or the start of the tenure. Only later occurrences run.
     floor: Timestamp,
@@ -199,30 +200,6 @@ impl CronPlan {
         let begin = timestamp(wall);
         let due = cron.after(begin);
         Self { cron, floor: begin, last_wall: begin, due }
-    }
-
-    pub(super) fn next(&mut self, now: Moment, wall: SystemTime) -> Next {
-        let wall = self.read_wall(wall);
-        match self.due {
-            None => Next::Never,
-            Some(due) if due <= wall => Next::Run,
-            Some(due) => Next::At(now + due.duration_since(wall).unsigned_abs().min(RECHECK)),
-        }
-    }
-
-    /// Sets the floor to the occurrence, not to the clock: a wrong clock that is corrected then costs one run only.
-    pub(super) fn started(&mut self, wall: SystemTime) {
-        self.floor = self.due.unwrap_or(self.floor);
-        self.last_wall = timestamp(wall);
-        self.set_due_after(self.last_wall);
-    }
-
-    /// Skips passed occurrences. One at this instant has not passed yet.
-    pub(super) fn ended(&mut self, wall: SystemTime) {
-        let wall = self.read_wall(wall);
-        if self.due.is_some_and(|due| due < wall) {
-            self.set_due_after(wall.checked_sub(INSTANT).unwrap_or(wall));
-        }
     }
 
     /// Reads the wall clock. If it was set back, occurrences that the jump forward had skipped are due again.
@@ -240,10 +217,29 @@ impl CronPlan {
     }
 }
 
-impl fmt::Debug for CronPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cron, floor, last_wall: _, due } = self;
-        f.debug_struct("CronPlan").field("cron", cron).field("floor", floor).field("due", due).finish()
+impl Plan for CronPlan {
+    fn next(&mut self, now: Moment, wall: SystemTime) -> Next {
+        let wall = self.read_wall(wall);
+        match self.due {
+            None => Next::Never,
+            Some(due) if due <= wall => Next::Run,
+            Some(due) => Next::At(now + due.duration_since(wall).unsigned_abs().min(RECHECK)),
+        }
+    }
+
+    /// Sets the floor to the occurrence, not to the clock: a wrong clock that is corrected then costs one run only.
+    fn started(&mut self, _: Moment, wall: SystemTime) {
+        self.floor = self.due.unwrap_or(self.floor);
+        self.last_wall = timestamp(wall);
+        self.set_due_after(self.last_wall);
+    }
+
+    /// Skips passed occurrences. One at this instant has not passed yet.
+    fn ended(&mut self, _: Moment, wall: SystemTime) {
+        let wall = self.read_wall(wall);
+        if self.due.is_some_and(|due| due < wall) {
+            self.set_due_after(wall.checked_sub(INSTANT).unwrap_or(wall));
+        }
     }
 }
 
@@ -333,9 +329,9 @@ mod tests {
 
         fn run(&mut self, time: Duration) {
             assert_eq!(self.next(), Next::Run);
-            self.plan.started(self.wall.into());
+            self.plan.started(self.now, self.wall.into());
             self.advance(time);
-            self.plan.ended(self.wall.into());
+            self.plan.ended(self.now, self.wall.into());
         }
 
         fn wait_and_run(&mut self) -> String {
@@ -572,9 +568,9 @@ mod tests {
         test.set("2026-07-01T09:05:00Z");
         assert_eq!(test.wait_and_run(), "2026-07-01T10:10:00Z");
         test.wait();
-        test.plan.started(test.wall.into());
+        test.plan.started(test.now, test.wall.into());
         test.set("2026-07-01T10:14:00Z");
-        test.plan.ended(test.wall.into());
+        test.plan.ended(test.now, test.wall.into());
         assert_eq!(test.wait_and_run(), "2026-07-01T10:20:00Z", "set back within the run");
     }
 
@@ -670,9 +666,9 @@ mod tests {
                 Next::Never => prop_assert!(false, "the expression occurs"),
                 Next::Run => {
                     let ran = plan.floor;
-                    plan.started(wall.into());
+                    plan.started(Moment::ZERO, wall.into());
                     prop_assert!(plan.floor > ran, "an occurrence ran twice");
-                    plan.ended(wall.into());
+                    plan.ended(Moment::ZERO, wall.into());
                     prop_assert!(matches!(plan.next(Moment::ZERO, wall.into()), Next::At(_)), "a burst");
                 }
             }

@@ -1,11 +1,11 @@
+use std::fmt;
+#[cfg(feature = "cron")]
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 #[cfg(feature = "cron")]
-use std::sync::Arc;
-
-#[cfg(feature = "cron")]
 use super::cron::{Cron, CronPlan};
-use crate::clock::Moment;
+use crate::clock::{Moment, nanos};
 use crate::error::{Error, Result};
 use crate::seeded::{self, Bug};
 
@@ -155,13 +155,13 @@ impl Schedule {
 
     /// Plans a tenure that begins now.
     #[cfg_attr(not(feature = "cron"), expect(unused_variables, reason = "only cron reads the wall clock"))]
-    pub(crate) fn plan(&self, now: Moment, wall: SystemTime) -> Plan {
+    pub(crate) fn plan(&self, now: Moment, wall: SystemTime) -> Box<dyn Plan> {
         let due = now + self.initial_delay;
         match &self.kind {
-            Kind::Rate(period) => Plan::Fixed(FixedPlan { period: *period, due, rate: true }),
-            Kind::Delay(delay) => Plan::Fixed(FixedPlan { period: *delay, due, rate: false }),
+            Kind::Rate(period) => Box::new(FixedPlan { period: *period, due, rate: true }),
+            Kind::Delay(delay) => Box::new(FixedPlan { period: *delay, due, rate: false }),
             #[cfg(feature = "cron")]
-            Kind::Cron(cron) => Plan::Cron(CronPlan::new(Arc::clone(cron), wall)),
+            Kind::Cron(cron) => Box::new(CronPlan::new(Arc::clone(cron), wall)),
         }
     }
 }
@@ -189,54 +189,31 @@ pub(crate) enum Next {
 ///
 /// Call [`next`](Self::next). If it returns [`Run`](Next::Run), call [`started`](Self::started), run the job,
 /// call [`ended`](Self::ended) and start again. Every call takes both clocks, read together.
-#[derive(Debug)]
-pub(crate) enum Plan {
-    Fixed(FixedPlan),
-    #[cfg(feature = "cron")]
-    Cron(CronPlan),
-}
-
-#[cfg_attr(not(feature = "cron"), expect(unused_variables, reason = "only cron reads the wall clock"))]
-impl Plan {
+pub(crate) trait Plan: fmt::Debug + Send {
     /// Returns whether to run now, or when to call again.
-    pub(crate) fn next(&mut self, now: Moment, wall: SystemTime) -> Next {
-        match self {
-            Self::Fixed(plan) if plan.due <= now => Next::Run,
-            Self::Fixed(plan) => Next::At(plan.due),
-            #[cfg(feature = "cron")]
-            Self::Cron(plan) => plan.next(now, wall),
-        }
-    }
+    fn next(&mut self, now: Moment, wall: SystemTime) -> Next;
 
     /// Records that the due run has started.
-    pub(crate) fn started(&mut self, now: Moment, wall: SystemTime) {
-        match self {
-            Self::Fixed(plan) => plan.started(now),
-            #[cfg(feature = "cron")]
-            Self::Cron(plan) => plan.started(wall),
-        }
-    }
+    fn started(&mut self, now: Moment, wall: SystemTime);
 
     /// Records that the run has ended. Ticks that passed meanwhile are skipped.
-    pub(crate) fn ended(&mut self, now: Moment, wall: SystemTime) {
-        match self {
-            Self::Fixed(plan) => plan.ended(now),
-            #[cfg(feature = "cron")]
-            Self::Cron(plan) => plan.ended(wall),
-        }
-    }
+    fn ended(&mut self, now: Moment, wall: SystemTime);
 }
 
 /// A fixed rate, whose `due` is always a whole number of periods after the first run, or a fixed delay.
 #[derive(Debug)]
-pub(crate) struct FixedPlan {
+struct FixedPlan {
     period: Duration,
     due: Moment,
     rate: bool,
 }
 
-impl FixedPlan {
-    fn started(&mut self, now: Moment) {
+impl Plan for FixedPlan {
+    fn next(&mut self, now: Moment, _: SystemTime) -> Next {
+        if self.due <= now { Next::Run } else { Next::At(self.due) }
+    }
+
+    fn started(&mut self, now: Moment, _: SystemTime) {
         self.due = match self.rate {
             true if seeded::on(Bug::Burst) => self.due + self.period,
             true => self.tick_from(now + INSTANT),
@@ -245,14 +222,16 @@ impl FixedPlan {
     }
 
     /// Skips passed ticks. A tick at `now` has not passed yet.
-    fn ended(&mut self, now: Moment) {
+    fn ended(&mut self, now: Moment, _: SystemTime) {
         self.due = match self.rate {
             true if seeded::on(Bug::Burst) => self.due,
             true => self.tick_from(now),
             false => now + self.period,
         };
     }
+}
 
+impl FixedPlan {
     /// Returns the first tick at or after `moment`, but none before `due`.
     fn tick_from(&self, moment: Moment) -> Moment {
         match nanos(moment - self.due) % nanos(self.period) {
@@ -260,10 +239,6 @@ impl FixedPlan {
             late => moment + (self.period - Duration::from_nanos(late)),
         }
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -284,7 +259,7 @@ mod tests {
     }
 
     /// A plan with a clock in whole seconds. The wall clock stops, since no fixed schedule reads it.
-    struct TestPlan(Plan);
+    struct TestPlan(Box<dyn Plan>);
 
     impl TestPlan {
         fn begin(schedule: Result<Schedule>, now: u64) -> Self {

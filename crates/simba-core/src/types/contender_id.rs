@@ -71,7 +71,7 @@ impl ContenderId {
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), with the violated rule and the position.
     pub fn new(id: impl AsRef<str>) -> Result<Self> {
         let id = id.as_ref();
-        check("contender id", id, "a-z 0-9 . _ : @ -", is_plain)?;
+        check("contender id", id, "a-z 0-9 . _ : @ -", is_plain, "")?;
         if id.len() > Self::MAX_LEN {
             return Err(Error::invalid(format!("a contender id has at most {} characters", Self::MAX_LEN)));
         }
@@ -135,7 +135,7 @@ impl Label {
 
     /// Checks a label. Fails with [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), which names rule and position.
     pub(crate) fn new(label: &str) -> Result<Self> {
-        check("label", label, "a-z 0-9 . _ : -", |c| is_plain(c) && c != '@')?;
+        check("label", label, "a-z 0-9 . _ : -", |c| is_plain(c) && c != '@', "")?;
         if label.len() > Self::MAX_LEN {
             return Err(Error::invalid(format!(
                 "a label has at most {} characters, and `{label}` has {}",

@@ -1,6 +1,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::clock::nanos;
 use crate::error::{Error, Result};
 
 /// The duration of a hold without a renewal, and the moments at which its holder acts.
@@ -54,7 +55,7 @@ impl Span {
 
 impl From<Duration> for Span {
     fn from(duration: Duration) -> Self {
-        Self(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+        Self(nanos(duration))
     }
 }
 

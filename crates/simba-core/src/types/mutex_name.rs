@@ -1,7 +1,7 @@
 use std::borrow::Borrow;
 use std::sync::Arc;
 
-use super::text::text;
+use super::text::{check, text};
 use crate::error::{Error, Result};
 
 /// The name of a mutex, with the same rules on every backend.
@@ -33,14 +33,13 @@ impl MutexName {
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
         let name = name.as_ref();
         check_length(name)?;
-        if let Some((at, bad)) = name.char_indices().find(|(_, c)| !is_plain(*c)) {
-            let at = name[..at].chars().count();
-            return Err(Error::invalid(format!(
-                "a mutex name takes the characters A-Z a-z 0-9 . _ : - only, not `{}` at position {at} \
-                 (an existing odd name: MutexName::legacy)",
-                bad.escape_debug()
-            )));
-        }
+        check(
+            "mutex name",
+            name,
+            "A-Z a-z 0-9 . _ : -",
+            is_plain,
+            " (an existing odd name: MutexName::legacy)",
+        )?;
         if matches!(name, "." | "..") {
             return Err(Error::invalid(format!("`{name}` is no mutex name: it means a folder in a path")));
         }

@@ -36,14 +36,20 @@ macro_rules! text {
 pub(super) use text;
 
 /// Checks that `text`, which is a `what`, has at least one character, and only those that `allowed` describes.
-pub(super) fn check(what: &str, text: &str, allowed: &str, is_allowed: fn(char) -> bool) -> Result<()> {
+pub(super) fn check(
+    what: &str,
+    text: &str,
+    allowed: &str,
+    is_allowed: fn(char) -> bool,
+    hint: &str,
+) -> Result<()> {
     if text.is_empty() {
         return Err(Error::invalid(format!("a {what} needs at least one character")));
     }
     match text.chars().enumerate().find(|(_, c)| !is_allowed(*c)) {
         None => Ok(()),
         Some((at, bad)) => Err(Error::invalid(format!(
-            "a {what} takes the characters {allowed} only, not `{}` at position {at}",
+            "a {what} takes the characters {allowed} only, not `{}` at position {at}{hint}",
             bad.escape_debug()
         ))),
     }

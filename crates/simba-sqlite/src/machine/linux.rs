@@ -1,5 +1,6 @@
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, StatxFlags};
 use rustix::io::Errno;
@@ -176,6 +177,24 @@ pub(crate) fn is_mount_point(file: &Path, folder: &Path) -> io::Result<bool> {
         Ok(reported.then_some(stat.stx_mnt_id))
     };
     Ok(mount(file)? != mount(folder)?)
+}
+
+/// Returns device and inode of each file that this process has open under one of these names, found without opening it
+/// again.
+pub(crate) fn open_files(names: &[PathBuf]) -> io::Result<Vec<(u64, u64)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let descriptor = entry?.path();
+        // Other names are not followed: that could hang on another file system. Some folders ignore the case.
+        let named = |target: &Path| names.iter().any(|name| target.as_os_str().eq_ignore_ascii_case(name));
+        // Another thread may close it meanwhile.
+        if std::fs::read_link(&descriptor).is_ok_and(|target| named(&target))
+            && let Ok(file) = std::fs::metadata(&descriptor)
+        {
+            found.push((file.dev(), file.ino()));
+        }
+    }
+    Ok(found)
 }
 
 /// Creates an empty file for this user alone, without opening it: closing a second descriptor would drop the locks

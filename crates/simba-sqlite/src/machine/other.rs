@@ -1,5 +1,5 @@
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use simba_core::{Error, ErrorKind, Result};
 
@@ -52,6 +52,10 @@ pub(crate) fn file_system(_: &Path) -> io::Result<u64> {
 }
 
 pub(crate) fn is_mount_point(_: &Path, _: &Path) -> io::Result<bool> {
+    unsupported()
+}
+
+pub(crate) fn open_files(_: &[PathBuf]) -> io::Result<Vec<(u64, u64)>> {
     unsupported()
 }
 
