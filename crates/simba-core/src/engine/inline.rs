@@ -9,7 +9,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -39,13 +39,14 @@ impl Inline {
         driver: impl Future<Output = ()> + Send + 'static,
     ) -> Self {
         link.set_inline(true);
-        let driver = InlineDriver { future: Box::pin(core.track(driver)), link, since };
+        let driver = InlineDriver { future: Box::pin(core.track(driver)), link, since, caller: None };
         let number = core.inline.next.fetch_add(1, Ordering::Relaxed);
         core.inline.put(core, &runtime, number, driver);
         Self { core: Arc::clone(core), runtime, number }
     }
 
-    /// Runs the driver in this task until `end` completes. Does nothing for a driver that has a task.
+    /// Runs the driver in this task until `end` completes, which only the driver can bring about. Does nothing for a
+    /// driver that has a task.
     ///
     /// # Cancel safety
     ///
@@ -53,24 +54,34 @@ impl Inline {
     pub(crate) async fn until<F: Future>(&self, end: F) -> F::Output {
         let mut end = pin!(end);
         poll_fn(|context| {
-            self.poll(context);
-            end.as_mut().poll(context)
+            // The driver would wake this task for `end` while this task polls the driver: for nothing, and a task that
+            // is woken while it runs is scheduled once more, often on another processor.
+            match self.poll(context) {
+                true => end.as_mut().poll(&mut Context::from_waker(Waker::noop())),
+                false => end.as_mut().poll(context),
+            }
         })
         .await
     }
 
-    fn poll(&self, context: &mut Context<'_>) {
-        let Some(mut driver) = self.core.inline.take(&self.runtime, self.number) else { return };
+    /// Polls the driver, unless it has a task. Returns whether it still has none.
+    fn poll(&self, context: &mut Context<'_>) -> bool {
+        let Some(mut driver) = self.core.inline.take(&self.runtime, self.number) else { return false };
         let inside = self.runtime.enter();
         let polled = driver.future.as_mut().poll(context);
         drop(inside);
         match polled {
-            Poll::Ready(()) => {}
+            Poll::Ready(()) => false,
             Poll::Pending if driver.link.is_inline() => {
+                driver.caller = Some(context.waker().clone());
                 self.core.inline.put(&self.core, &self.runtime, self.number, driver);
+                true
             }
             // It waits for more than a reply, such as a release by another holder.
-            Poll::Pending => driver.spawn(&self.runtime),
+            Poll::Pending => {
+                driver.spawn(&self.runtime);
+                false
+            }
         }
     }
 }
@@ -87,6 +98,8 @@ struct InlineDriver {
     future: Pin<Box<dyn Future<Output = ()> + Send>>,
     link: Link,
     since: Moment,
+    /// The task that polled the driver last. Until the driver is spawned, that task does not wait on the link.
+    caller: Option<Waker>,
 }
 
 impl InlineDriver {
@@ -94,6 +107,7 @@ impl InlineDriver {
     fn spawn(self, runtime: &Handle) {
         self.link.set_inline(false);
         runtime.spawn(self.future);
+        self.caller.into_iter().for_each(Waker::wake);
     }
 }
 
