@@ -203,7 +203,7 @@ impl Connection {
 
     /// Sends a statement immediately and waits for its rows. A statement that the server rolled back in favour of
     /// another one is sent again. If the server's NOTIFY queue is full, the statement is sent again without
-    /// notifications, and waiters poll.
+    /// notifications, and waiters poll. A release that meets the lock of that queue is sent again in the same way.
     ///
     /// # Cancel safety
     ///
@@ -218,6 +218,11 @@ impl Connection {
                         "the server's queue of notifications is full: waiters poll; end the session that listens \
                          in an open transaction, see pg_notification_queue_usage()"
                     );
+                    return self.rows_in(Form::Silent, query, params).await;
+                }
+                // It skips locked rows, so it waited for the server's lock for notifications. Other programs use that
+                // one, too, and renewals use this connection. The waiters are notified by a background task.
+                Err(error) if error.is_locked() && query == Query::Release => {
                     return self.rows_in(Form::Silent, query, params).await;
                 }
                 answer => return answer,

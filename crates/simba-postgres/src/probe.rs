@@ -11,7 +11,7 @@ use crate::backend::Shared;
 use crate::config::Endpoint;
 use crate::connection::{Connection, Param};
 use crate::error::protocol;
-use crate::operate::{query, shape};
+use crate::operate::Operator;
 use crate::schema::Shape;
 use crate::settings::Pooling;
 use crate::statements::{get, time_until};
@@ -21,14 +21,15 @@ const MAX_OFFSET: Duration = Duration::from_secs(5);
 
 /// Reads the server's version and settings, and returns what endangers mutexes.
 pub(crate) async fn probe(shared: &Shared) -> Result<Probe> {
+    let operator = Operator::open(shared).await?;
     let before = shared.settings.clock.now();
-    let rows = query(shared, PROBE, &[]).await?;
+    let rows = operator.query(PROBE, &[]).await?;
     let round_trip = shared.settings.clock.now() - before;
     let row = rows.first().ok_or_else(|| protocol("the server returned no row for the probe"))?;
     let mut findings = settings(shared, row)?;
     findings.extend(clock_offset(shared, row, round_trip)?);
     findings.extend(clock_skew(shared).await);
-    findings.extend(table_finding(shared).await?);
+    findings.extend(table_finding(shared, &operator).await?);
     let mut probe = Probe::default();
     probe.server = format!("PostgreSQL {}", get::<&str>(row, 0)?);
     (probe.round_trip, probe.findings) = (round_trip, findings);
@@ -145,9 +146,9 @@ const PRIVILEGES: &str = "SELECT has_table_privilege($1, 'SELECT') AND has_table
      AND has_table_privilege($2, 'DELETE')";
 
 /// Returns what is wrong with the tables.
-async fn table_finding(shared: &Shared) -> Result<Option<Finding>> {
+async fn table_finding(shared: &Shared, operator: &Operator<'_>) -> Result<Option<Finding>> {
     let tables = &shared.settings.config.tables;
-    match shape(shared).await? {
+    match operator.shape().await? {
         Shape::Missing => {
             return Ok(Some(Finding::new(
                 format!("there is no table {} or {}", tables.mutex(), tables.waiter()),
@@ -161,7 +162,7 @@ async fn table_finding(shared: &Shared) -> Result<Option<Finding>> {
     }
     let names = (tables.mutex(), tables.waiter());
     let params: [(Param<'_>, Type); 2] = [(&names.0, Type::TEXT), (&names.1, Type::TEXT)];
-    let rows = query(shared, PRIVILEGES, &params).await?;
+    let rows = operator.query(PRIVILEGES, &params).await?;
     if rows.first().map_or(Ok(true), |row| get(row, 0))? {
         return Ok(None);
     }

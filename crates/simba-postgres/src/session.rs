@@ -99,8 +99,11 @@ impl PostgresSession {
             return self.poll(lapsed).await;
         }
         let request = Request { takes, creates, ..self.request(lapsed) };
-        if let Some(numbers) = self.shared.send(&self.shared.takes, &Takes(&self.shared), request).await? {
-            return self.acquired(numbers).map(Attempt::Answered);
+        match self.shared.send(&self.shared.takes, &Takes(&self.shared), request).await? {
+            // The row was just created.
+            Some([0, ..]) => return Ok(Attempt::Free),
+            Some(numbers) => return self.acquired(numbers).map(Attempt::Answered),
+            None => {}
         }
         match self.claim.intent {
             Intent::Queue if takes && !creates && self.shared.notifications.push() == Push::Down => {

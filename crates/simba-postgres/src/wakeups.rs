@@ -232,3 +232,20 @@ impl SessionWakeups {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Processes that start at the same moment can seed a generator with the same number.
+    #[test]
+    fn handles_have_different_names_whatever_a_generator_was_seeded_with() {
+        let config = crate::PostgresConfig::from_url(&"postgres://app@h/db".parse().unwrap()).unwrap();
+        let settings = Arc::new(Settings::new(config, Arc::new(simba_core::SystemClock)));
+        let names = [(); 2].map(|()| {
+            fastrand::seed(7);
+            Notifications::new(Arc::clone(&settings)).session(0)
+        });
+        assert_ne!(names[0], names[1]);
+    }
+}
