@@ -23,12 +23,12 @@ const SETUP_LOCK: i64 = 0x5369_6d62;
 #[async_trait]
 impl Operate for PostgresBackend {
     async fn list(&self) -> Result<Vec<MutexRecord>> {
-        let rows = Operator::open(self.shared()).await?.call(Query::List, &[]).await?;
+        let rows = Operator::open(&self.shared).await?.call(Query::List, &[]).await?;
         rows.iter().map(record).collect()
     }
 
     async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
-        let rows = Operator::open(self.shared()).await?.call(Query::Read, &[&mutex.as_str()]).await?;
+        let rows = Operator::open(&self.shared).await?.call(Query::Read, &[&mutex.as_str()]).await?;
         let mut free = MutexRecord::free(mutex.clone());
         free.waiters = Some(0);
         rows.first().map_or(Ok(free), record)
@@ -42,36 +42,36 @@ impl Operate for PostgresBackend {
             EvictIf::Token(token) => (None, Some(i64::try_from(token.get()).unwrap_or(-1))),
             _ => return Err(Error::new(ErrorKind::Invalid, "an unknown condition evicts no holder")),
         };
-        let (shared, params): (_, [Param<'_>; 3]) = (self.shared(), [&mutex.as_str(), &owner, &token]);
+        let (shared, params): (_, [Param<'_>; 3]) = (&self.shared, [&mutex.as_str(), &owner, &token]);
         let mut locked = LockedRetry::new(&shared.settings);
         loop {
-            let rows = shared.settings.with_timeout(shared.call(Query::Evict, &params)).await?;
+            let rows = shared.call(Query::Evict, &params).await?;
             let Some(row) = rows.first() else { return Ok(Eviction::Vacant) };
             if get(row, 4)? {
                 locked.pause(&*shared.settings.clock).await?;
                 continue;
             }
-            let owner = contender(row, 0)?;
+            let owner = contender(get(row, 0)?)?;
             if !get::<bool>(row, 3)? {
                 return Ok(Eviction::Other(owner));
             }
             let window = time_until(get(row, 1)?, get(row, 2)?);
-            shared.settings.with_timeout(wake(shared, mutex)).await?;
+            wake(shared, mutex).await?;
             return Ok(Eviction::Freed { owner, window });
         }
     }
 
     async fn probe(&self) -> Result<Probe> {
-        probe(self.shared()).await
+        probe(&self.shared).await
     }
 
     fn schema(&self) -> Option<&str> {
-        Some(&self.shared().ddl)
+        Some(&self.shared.ddl)
     }
 
     /// Creates the tables. Needs no privilege if the tables exist and are valid.
     async fn apply_schema(&self) -> Result<()> {
-        let shared = self.shared();
+        let shared = &self.shared;
         let operator = Operator::open(shared).await?;
         match operator.shape().await? {
             Shape::Valid => {}
@@ -115,7 +115,7 @@ fn record(row: &Row) -> Result<MutexRecord> {
     record.waiters = Some(usize::try_from(get::<i64>(row, 7)?).unwrap_or(0));
     let (until, now): (SystemTime, SystemTime) = (get(row, 5)?, get(row, 6)?);
     if until > now {
-        record.owner = Some(contender(row, 1)?);
+        record.owner = Some(contender(get(row, 1)?)?);
         record.token = Some(token(get(row, 2)?)?);
         record.acquired_at = Some(get(row, 3)?);
         record.remaining = Some(time_until(until, now));
@@ -144,8 +144,7 @@ impl<'a> Operator<'a> {
     }
 
     async fn call(&self, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>> {
-        let rows = async { self.connection.rows(query, params).await.map_err(|error| error.error) };
-        self.settings.with_timeout(rows).await
+        self.settings.with_timeout(self.connection.rows(query, params)).await
     }
 
     pub(crate) async fn query(&self, text: &str, params: &[(Param<'_>, Type)]) -> Result<Vec<Row>> {

@@ -220,8 +220,8 @@ pub(crate) fn token(token: i64) -> Result<FencingToken> {
     u64::try_from(token).map(FencingToken::new).map_err(|_| protocol("a token is negative: not from Simba"))
 }
 
-pub(crate) fn contender(row: &Row, at: usize) -> Result<ContenderId> {
-    ContenderId::foreign(get::<&str>(row, at)?)
+pub(crate) fn contender(owner: &str) -> Result<ContenderId> {
+    ContenderId::foreign(owner)
         .map_err(|error| protocol("the owner of a mutex is invalid: not from Simba").with_source(error))
 }
 
@@ -231,17 +231,17 @@ pub(crate) fn time_until(until: SystemTime, now: SystemTime) -> Duration {
 }
 
 /// A row that starts with owner, session, token, end and now.
-pub(crate) struct HolderRow<'a> {
-    row: &'a Row,
-    pub(crate) session: &'a str,
+pub(crate) struct HolderRow {
+    owner: String,
+    pub(crate) session: String,
     pub(crate) token: i64,
-    pub(crate) remaining: Duration,
+    remaining: Duration,
 }
 
-impl<'a> HolderRow<'a> {
-    pub(crate) fn read(row: &'a Row) -> Result<Self> {
+impl HolderRow {
+    pub(crate) fn read(row: &Row) -> Result<Self> {
         let remaining = time_until(get(row, 3)?, get(row, 4)?);
-        Ok(Self { row, session: get(row, 1)?, token: get(row, 2)?, remaining })
+        Ok(Self { owner: get(row, 0)?, session: get(row, 1)?, token: get(row, 2)?, remaining })
     }
 
     /// Returns whether the mutex is free.
@@ -250,12 +250,12 @@ impl<'a> HolderRow<'a> {
     }
 
     /// Returns the answer for a session that does not hold the mutex.
-    pub(crate) fn answer(&self) -> Result<Answer> {
+    pub(crate) fn answer(self) -> Result<Answer> {
         Ok(if self.is_free() { Answer::Vacant } else { Answer::Held(self.ownership()?) })
     }
 
-    pub(crate) fn ownership(&self) -> Result<Ownership> {
-        Ok(Ownership::new(contender(self.row, 0)?, Some(token(self.token)?), self.remaining))
+    pub(crate) fn ownership(self) -> Result<Ownership> {
+        Ok(Ownership::new(contender(&self.owner)?, Some(token(self.token)?), self.remaining))
     }
 }
 
