@@ -32,15 +32,13 @@ pub(crate) struct Request {
     pub(crate) kind: Kind,
 }
 
-/// What a call does. A batch has calls of the first three kinds or of the last two.
+/// What a call does. A batch has calls of the first two kinds or of the last two.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Renews only.
     Renew,
     /// Renews, or acquires a free mutex.
     Take,
-    /// Does the same, and creates the row of a new mutex. In a batch every call does.
-    Create,
     /// Releases.
     Release,
     /// Releases a mutex whose holder saw no waiter. Sent alone, it first tries the statement for that case.
@@ -95,7 +93,7 @@ async fn send(connection: &Connection, calls: &[Request]) -> Result<Vec<Row>> {
                     return Ok(rows);
                 }
             }
-            Kind::Create | Kind::Release => {}
+            Kind::Release => {}
         }
     }
     let mutexes: Vec<&str> = calls.iter().map(|call| call.mutex.as_str()).collect();

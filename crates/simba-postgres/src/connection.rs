@@ -90,7 +90,19 @@ impl Connection {
     ) -> Result<Self> {
         let opened = async {
             let login = Login::open(settings, &settings.config.endpoints[endpoint], on_notify).await?;
-            let connection = Self::new(settings, endpoint, login);
+            let driver = tokio::spawn(login.driver);
+            let connection = Self(Arc::new(Inner {
+                client: login.client,
+                settings: Arc::clone(settings),
+                endpoint,
+                addresses: login.addresses,
+                checked: OnceCell::new(),
+                prepared: OnceLock::new(),
+                pooled_call: tokio::sync::Mutex::const_new(()),
+                abort: driver.abort_handle(),
+                end: driver.map(drop).boxed().shared(),
+                socket: Mutex::new(login.socket),
+            }));
             if check {
                 connection.check().await?;
             }
@@ -101,22 +113,6 @@ impl Connection {
             let endpoint = &settings.config.endpoints[endpoint];
             Err(unavailable(format!("{endpoint} did not answer a login within {limit:?}")))
         })
-    }
-
-    fn new(settings: &Arc<Settings>, endpoint: usize, login: Login) -> Self {
-        let driver = tokio::spawn(login.driver);
-        Self(Arc::new(Inner {
-            client: login.client,
-            settings: Arc::clone(settings),
-            endpoint,
-            addresses: login.addresses,
-            checked: OnceCell::new(),
-            prepared: OnceLock::new(),
-            pooled_call: tokio::sync::Mutex::const_new(()),
-            abort: driver.abort_handle(),
-            end: driver.map(drop).boxed().shared(),
-            socket: Mutex::new(login.socket),
-        }))
     }
 
     /// Returns the index of its endpoint.

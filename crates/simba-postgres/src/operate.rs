@@ -75,7 +75,12 @@ impl Operate for PostgresBackend {
         let operator = Operator::open(shared).await?;
         match operator.shape().await? {
             Shape::Valid => {}
-            Shape::Mismatch(what) => return Err(mismatch(&what)),
+            Shape::Mismatch(what) => {
+                let message = format!(
+                    "{what}: it was not created by this version of Simba; rename it, or choose another prefix in the URL"
+                );
+                return Err(Error::new(ErrorKind::Config, message).with_backend(crate::NAME));
+            }
             Shape::Missing => {
                 shared.settings.with_timeout(operator.connection.execute(&setup_script(shared))).await?;
             }
@@ -99,13 +104,6 @@ fn setup_script(shared: &Shared) -> String {
         "SET LOCAL statement_timeout = {statement}; SET LOCAL lock_timeout = 0; \
          SELECT pg_advisory_xact_lock({SETUP_LOCK}); SET LOCAL lock_timeout = {lock}; {ddl}"
     )
-}
-
-fn mismatch(what: &str) -> Error {
-    let message = format!(
-        "{what}: it was not created by this version of Simba; rename it, or choose another prefix in the URL"
-    );
-    Error::new(ErrorKind::Config, message).with_backend(crate::NAME)
 }
 
 fn record(row: &Row) -> Result<MutexRecord> {

@@ -80,32 +80,36 @@ impl PostgresSession {
             _ => NO_TOKEN,
         };
         // A renewal never acquires: it may arrive after the release that followed it.
-        let mut kind = if prior == Prior::Held { Kind::Renew } else { Kind::Take };
-        let (mut tries, mut locked) = (0, LockedRetry::new(&self.shared.settings));
+        let kind = if prior == Prior::Held { Kind::Renew } else { Kind::Take };
+        let (mut tries, mut has_row, mut locked) = (0, false, LockedRetry::new(&self.shared.settings));
         loop {
-            match self.attempt(lapsed, kind).await? {
+            match self.attempt(lapsed, kind, has_row).await? {
                 Attempt::Answered(answer) => return Ok(answer),
                 Attempt::Free if tries == TRIES - 1 => return Ok(Answer::Vacant),
                 Attempt::Free => tries += 1,
-                Attempt::NoRow if kind == Kind::Take => kind = Kind::Create,
+                Attempt::NoRow if !has_row && self.create().await? => has_row = true,
                 Attempt::NoRow | Attempt::Locked => locked.pause(&*self.shared.settings.clock).await?,
             }
         }
     }
 
-    async fn attempt(&mut self, lapsed: i64, kind: Kind) -> Result<Attempt> {
+    /// Creates the row of a new mutex. Returns false if another transaction is inserting it.
+    async fn create(&self) -> Result<bool> {
+        let mutexes = [self.claim.mutex.as_str()];
+        Ok(self.shared.call_unless_locked(Query::Create, &[&mutexes.as_slice()]).await?.is_some())
+    }
+
+    async fn attempt(&mut self, lapsed: i64, kind: Kind, has_row: bool) -> Result<Attempt> {
         let takes = kind != Kind::Renew;
         if takes && self.queued {
             return self.poll(lapsed).await;
         }
-        match self.shared.batched(&self.shared.takes, self.request(lapsed, kind)).await? {
-            // The row was just created.
-            Some([0, ..]) => return Ok(Attempt::Free),
-            Some(numbers) => return self.acquired(numbers).map(Attempt::Answered),
-            None => {}
+        let taken = self.shared.batched(&self.shared.takes, self.request(lapsed, kind)).await?;
+        if let Some(numbers) = taken {
+            return self.acquired(numbers).map(Attempt::Answered);
         }
         match self.claim.intent {
-            Intent::Queue if kind == Kind::Take && self.shared.notifications.push() == Push::Down => {
+            Intent::Queue if takes && !has_row && self.shared.notifications.push() == Push::Down => {
                 // A mutex without a row is acquired without a subscription.
                 Ok(Attempt::NoRow)
             }

@@ -147,7 +147,14 @@ impl Commands {
                 return Err(unavailable("the server has become a standby"));
             }
             let server = get::<SystemTime>(row, 0)?.duration_since(UNIX_EPOCH).unwrap_or_default();
-            self.read_clock(ClockReading { server, sent, received });
+            if let Some(step) = self.server_clock.read(ClockReading { server, sent, received }) {
+                // Leases end by that clock.
+                tracing::warn!(
+                    backend = crate::NAME,
+                    direction = if step.0 > 0 { "forward" } else { "back" },
+                    "the clock of the server was set: leases end too early or too late until each is renewed"
+                );
+            }
             Ok(())
         };
         match settings.with_timeout(read()).await {
@@ -156,17 +163,6 @@ impl Commands {
                 ping_until_silent(&*settings.clock, interval, limit, read).await
             }
             Err(error) => error,
-        }
-    }
-
-    /// Logs a step of the server's clock. Leases end by that clock, so a step makes them end early or late.
-    fn read_clock(&self, reading: ClockReading) {
-        if let Some(step) = self.server_clock.read(reading) {
-            tracing::warn!(
-                backend = crate::NAME,
-                direction = if step.0 > 0 { "forward" } else { "back" },
-                "the clock of the server was set: leases end too early or too late until each is renewed"
-            );
         }
     }
 }

@@ -873,3 +873,19 @@ async fn a_slow_call_of_an_operator_delays_no_renewal() {
         assert!(records.unwrap().iter().any(|record| record.mutex == mutex && record.owner.is_some()));
     }
 }
+
+/// Another transaction inserts the row of a new mutex and stays open.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_is_being_inserted_is_reported_as_locked() {
+    let (store, mutex) = (Store::shared(), name("inserted"));
+    let backend = store.backend().await;
+    let mut session = open_as(&backend, &mutex, Intent::Try).await;
+    let mut admin = store.admin().await;
+    let inserting = admin.transaction().await.unwrap();
+    let insert = "INSERT INTO simba_mutex VALUES ($1, '', '', 1, now(), now(), now(), now())";
+    inserting.execute(insert, &[&mutex.as_str()]).await.unwrap();
+    let error = soon("the call gives up", session.contend(Prior::Nothing)).await.unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("locked"), "{error}");
+    inserting.rollback().await.unwrap();
+    take(&mut *session).await;
+}

@@ -1,7 +1,7 @@
 -- Makes acquisitions and releases of these mutexes notify the channel $2. Skips rows that another transaction has
 -- locked, so that none delays the others. Returns the mutexes that are watched now.
 WITH created AS (
-    {create_watched}
+    {create}
 ), due AS (
     SELECT n.mutex FROM unnest($1::text[]) AS n (mutex)
     CROSS JOIN LATERAL (
