@@ -5,7 +5,6 @@ use std::time::Duration;
 use simba_core::spi::{Backend, Claim, Operate, Session, async_trait, within};
 use simba_core::{Clock, Moment, Result, SystemClock};
 use simba_net::Backoff;
-use simba_net::batch::SendBatch;
 use simba_net::supervise::{State, Supervised};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_postgres::Row;
@@ -13,7 +12,7 @@ use tokio_postgres::Row;
 use crate::batch::{Calls, Numbers, Reply, Request, limits};
 use crate::config::PostgresConfig;
 use crate::connection::{Connection, Param};
-use crate::error::{closed, locked};
+use crate::error::{closed, is_locked, locked};
 use crate::session::PostgresSession;
 use crate::settings::Settings;
 use crate::statements::Query;
@@ -48,7 +47,7 @@ const LOCKED_PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration:
 /// # }
 /// ```
 pub struct PostgresBackend {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl PostgresBackend {
@@ -76,10 +75,6 @@ impl PostgresBackend {
         tokio::spawn(supervisor::run(Arc::clone(&backend.shared), tasks));
         backend.shared.connection().await?.check().await?;
         Ok(backend)
-    }
-
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.shared
     }
 }
 
@@ -167,9 +162,10 @@ impl Shared {
         self.commands.connection().await.map_err(|error| error.with_backend(crate::NAME))
     }
 
-    /// Sends a statement immediately and waits for its rows.
+    /// Sends a statement immediately and waits for its rows, for at most the call timeout.
     pub(crate) async fn call(&self, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>> {
-        self.call_unless_locked(query, params).await?.ok_or_else(locked)
+        let rows = async { self.connection().await?.call(query, params).await };
+        self.settings.with_timeout(rows).await
     }
 
     /// Sends a statement immediately and waits for its rows. Returns `None` if it failed because another transaction has
@@ -179,11 +175,9 @@ impl Shared {
         query: Query,
         params: &[Param<'_>],
     ) -> Result<Option<Vec<Row>>> {
-        let connection = self.connection().await?;
-        match connection.call(query, params).await {
-            Ok(rows) => Ok(Some(rows)),
-            Err(error) if error.is_locked() => Ok(None),
-            Err(error) => Err(connection.error(error)),
+        match self.call(query, params).await {
+            Err(error) if is_locked(&error) => Ok(None),
+            answer => answer.map(Some),
         }
     }
 
@@ -193,13 +187,10 @@ impl Shared {
     /// # Cancel safety
     ///
     /// A dropped call that was not sent yet is never sent: it waits for a connection here, and not in a batch.
-    pub(crate) async fn send<S>(&self, calls: &Calls, sender: &S, request: Request) -> Result<Option<Numbers>>
-    where
-        S: SendBatch<Call = Request, Answer = Reply>,
-    {
+    pub(crate) async fn batched(&self, calls: &Calls, request: Request) -> Result<Option<Numbers>> {
         loop {
             self.connection().await?;
-            let reply = calls.call(sender, request.clone()).await;
+            let reply = calls.call(self, request.clone()).await;
             match reply.map_err(|error| error.with_backend(crate::NAME))? {
                 Reply::NotSent => {}
                 Reply::NoRow => return Ok(None),

@@ -13,7 +13,7 @@ use tokio_postgres::Row;
 use crate::backend::Shared;
 use crate::config::PostgresConfig;
 use crate::connection::{Connection, Param};
-use crate::error::{CallError, lost};
+use crate::error::{is_locked, lost};
 use crate::statements::{Query, get};
 
 /// The columns of an answer's row after its session; missing columns are zero.
@@ -29,12 +29,20 @@ pub(crate) struct Request {
     pub(crate) total: f64,
     /// The lapsed token (take) or the token of the tenure (release); negative for none.
     pub(crate) token: i64,
-    /// Whether a take may acquire a free mutex; otherwise it only renews.
-    pub(crate) takes: bool,
-    /// Whether a take that is sent alone creates the row of a new mutex. In a batch it always does.
-    pub(crate) creates: bool,
-    /// For a release: the holder saw no waiter, so a call sent alone first tries the statement for that case.
-    pub(crate) uncontended: bool,
+    pub(crate) kind: Kind,
+}
+
+/// What a call does. A batch has calls of the first two kinds or of the last two.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Renews only.
+    Renew,
+    /// Renews, or acquires a free mutex.
+    Take,
+    /// Releases.
+    Release,
+    /// Releases a mutex whose holder saw no waiter. Sent alone, it first tries the statement for that case.
+    ReleaseUncontended,
 }
 
 /// The answer to a call.
@@ -56,76 +64,50 @@ pub(crate) fn limits(config: &PostgresConfig) -> BatchLimits {
     BatchLimits { calls: 256, in_flight: 2, time: config.call_timeout(), window }
 }
 
-/// Sends acquisitions and renewals.
-pub(crate) struct Takes<'a>(pub(crate) &'a Shared);
-
-/// Sends releases.
-pub(crate) struct Releases<'a>(pub(crate) &'a Shared);
-
-impl SendBatch for Takes<'_> {
+impl SendBatch for Shared {
     type Call = Request;
     type Answer = Reply;
 
     async fn send(&self, calls: &[Request]) -> Result<Answers<Reply>, BatchError> {
-        let Some(connection) = self.0.commands.current() else { return Ok(not_sent(calls)) };
-        if let [call] = calls
-            && !call.creates
-        {
-            let (mutex, owner, session) = (call.mutex.as_str(), call.owner.as_str(), &*call.session);
-            let params: [Param<'_>; 7] =
-                [&mutex, &owner, &session, &call.ttl, &call.total, &call.token, &call.takes];
-            return answers(&connection, calls, connection.call(Query::Take, &params).await);
+        match self.commands.current() {
+            Some(connection) => answers(&connection, calls, send(&connection, calls).await),
+            None => Ok(calls.iter().map(|_| Ok(Reply::NotSent)).collect()),
         }
-        let Columns { mutexes, sessions, tokens } = &Columns::of(calls);
-        let owners: Vec<&str> = calls.iter().map(|call| call.owner.as_str()).collect();
-        let ttls: Vec<f64> = calls.iter().map(|call| call.ttl).collect();
-        let totals: Vec<f64> = calls.iter().map(|call| call.total).collect();
-        let takes: Vec<bool> = calls.iter().map(|call| call.takes).collect();
-        let params: [Param<'_>; 7] = [mutexes, &owners, sessions, &ttls, &totals, tokens, &takes];
-        answers(&connection, calls, connection.call(Query::TakeMany, &params).await)
     }
 }
 
-impl SendBatch for Releases<'_> {
-    type Call = Request;
-    type Answer = Reply;
-
-    async fn send(&self, calls: &[Request]) -> Result<Answers<Reply>, BatchError> {
-        let Some(connection) = self.0.commands.current() else { return Ok(not_sent(calls)) };
-        if let [call] = calls
-            && call.uncontended
-        {
-            let (mutex, session) = (call.mutex.as_str(), &*call.session);
-            let rows = connection.call(Query::ReleaseUncontended, &[&mutex, &session, &call.token]).await;
-            if !matches!(&rows, Ok(rows) if rows.is_empty()) {
-                return answers(&connection, calls, rows);
+async fn send(connection: &Connection, calls: &[Request]) -> Result<Vec<Row>> {
+    if let [call] = calls {
+        let (mutex, owner, session) = (call.mutex.as_str(), call.owner.as_str(), &*call.session);
+        match call.kind {
+            Kind::Renew | Kind::Take => {
+                let takes = call.kind == Kind::Take;
+                let params: [Param<'_>; 7] =
+                    [&mutex, &owner, &session, &call.ttl, &call.total, &call.token, &takes];
+                return connection.call(Query::Take, &params).await;
             }
-        }
-        let Columns { mutexes, sessions, tokens } = &Columns::of(calls);
-        let rows = connection.call(Query::Release, &[mutexes, sessions, tokens]).await;
-        answers(&connection, calls, rows)
-    }
-}
-
-/// The parameters that both statements have, one element per call.
-struct Columns<'a> {
-    mutexes: Vec<&'a str>,
-    sessions: Vec<&'a str>,
-    tokens: Vec<i64>,
-}
-
-impl<'a> Columns<'a> {
-    fn of(calls: &'a [Request]) -> Self {
-        Self {
-            mutexes: calls.iter().map(|call| call.mutex.as_str()).collect(),
-            sessions: calls.iter().map(|call| &*call.session).collect(),
-            tokens: calls.iter().map(|call| call.token).collect(),
+            Kind::ReleaseUncontended => {
+                let params: [Param<'_>; 3] = [&mutex, &session, &call.token];
+                let rows = connection.call(Query::ReleaseUncontended, &params).await?;
+                if !rows.is_empty() {
+                    return Ok(rows);
+                }
+            }
+            Kind::Release => {}
         }
     }
-}
-
-fn not_sent(calls: &[Request]) -> Answers<Reply> {
-    calls.iter().map(|_| Ok(Reply::NotSent)).collect()
+    let mutexes: Vec<&str> = calls.iter().map(|call| call.mutex.as_str()).collect();
+    let sessions: Vec<&str> = calls.iter().map(|call| &*call.session).collect();
+    let tokens: Vec<i64> = calls.iter().map(|call| call.token).collect();
+    if calls.iter().any(|call| matches!(call.kind, Kind::Release | Kind::ReleaseUncontended)) {
+        return connection.call(Query::Release, &[&mutexes, &sessions, &tokens]).await;
+    }
+    let owners: Vec<&str> = calls.iter().map(|call| call.owner.as_str()).collect();
+    let ttls: Vec<f64> = calls.iter().map(|call| call.ttl).collect();
+    let totals: Vec<f64> = calls.iter().map(|call| call.total).collect();
+    let takes: Vec<bool> = calls.iter().map(|call| call.kind != Kind::Renew).collect();
+    let params: [Param<'_>; 7] = [&mutexes, &owners, &sessions, &ttls, &totals, &tokens, &takes];
+    connection.call(Query::TakeMany, &params).await
 }
 
 /// Returns the answer to each call. A batch that fails is sent again call by call, so that one bad call does not fail
@@ -133,13 +115,13 @@ fn not_sent(calls: &[Request]) -> Answers<Reply> {
 fn answers(
     connection: &Connection,
     calls: &[Request],
-    rows: Result<Vec<Row>, CallError>,
+    rows: Result<Vec<Row>>,
 ) -> Result<Answers<Reply>, BatchError> {
     let rows = match rows {
         Ok(rows) => rows,
-        Err(error) if error.is_locked() && calls.len() == 1 => Vec::new(),
+        Err(error) if is_locked(&error) && calls.len() == 1 => Vec::new(),
         Err(_) if connection.has_ended() => return Err(BatchError::Fail(lost())),
-        Err(error) => return Err(BatchError::RetryAlone(connection.error(error))),
+        Err(error) => return Err(BatchError::RetryAlone(error)),
     };
     let parse = |row| Ok((get::<&str>(row, 0)?, numbers(row)?));
     let numbers: HashMap<&str, Numbers> = rows.iter().map(parse).collect::<Result<_>>()?;

@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
+use simba_core::Result;
 use simba_core::spi::within;
-use simba_core::{Error, Result};
 use simba_net::{Socket, supervise};
 use tokio::sync::OnceCell;
 use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
-use crate::error::{CallError, DriverError, from_driver, lost, protocol, read_only, unavailable};
+use crate::error::{DriverError, from_driver, has_code, is_locked, lost, protocol, read_only, unavailable};
 use crate::login::{Login, OnNotify};
 use crate::settings::{Pooling, Settings, session_settings};
 use crate::statements::{Form, Query, get};
@@ -26,6 +26,13 @@ pub(crate) type Param<'a> = &'a (dyn ToSql + Sync);
 
 /// Maximum number of attempts for a statement that the server rolls back.
 const TRIES: u32 = 20;
+
+/// The server rolled the statement back in favour of another one, so that it can be sent again.
+const ROLLED_BACK: &[&str] = &["40001", "40P01"];
+/// The server's NOTIFY queue is full because a listening session does not read.
+const NOTIFY_QUEUE_FULL: &[&str] = &["54000"];
+/// The prepared statements of the connection are invalid.
+const STALE: &[&str] = &["26000", "0A000", "42P05"];
 
 /// Reads whether the server accepts writes, and the addresses of the connection.
 const CHECK: &str = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean, \
@@ -83,7 +90,19 @@ impl Connection {
     ) -> Result<Self> {
         let opened = async {
             let login = Login::open(settings, &settings.config.endpoints[endpoint], on_notify).await?;
-            let connection = Self::new(settings, endpoint, login);
+            let driver = tokio::spawn(login.driver);
+            let connection = Self(Arc::new(Inner {
+                client: login.client,
+                settings: Arc::clone(settings),
+                endpoint,
+                addresses: login.addresses,
+                checked: OnceCell::new(),
+                prepared: OnceLock::new(),
+                pooled_call: tokio::sync::Mutex::const_new(()),
+                abort: driver.abort_handle(),
+                end: driver.map(drop).boxed().shared(),
+                socket: Mutex::new(login.socket),
+            }));
             if check {
                 connection.check().await?;
             }
@@ -94,22 +113,6 @@ impl Connection {
             let endpoint = &settings.config.endpoints[endpoint];
             Err(unavailable(format!("{endpoint} did not answer a login within {limit:?}")))
         })
-    }
-
-    fn new(settings: &Arc<Settings>, endpoint: usize, login: Login) -> Self {
-        let driver = tokio::spawn(login.driver);
-        Self(Arc::new(Inner {
-            client: login.client,
-            settings: Arc::clone(settings),
-            endpoint,
-            addresses: login.addresses,
-            checked: OnceCell::new(),
-            prepared: OnceLock::new(),
-            pooled_call: tokio::sync::Mutex::const_new(()),
-            abort: driver.abort_handle(),
-            end: driver.map(drop).boxed().shared(),
-            socket: Mutex::new(login.socket),
-        }))
     }
 
     /// Returns the index of its endpoint.
@@ -192,32 +195,43 @@ impl Connection {
     }
 
     /// Waits for an answer and the check of the server.
-    async fn answer<T>(
-        &self,
-        statement: impl Future<Output = Result<T, DriverError>>,
-    ) -> Result<T, CallError> {
+    async fn answer<T>(&self, statement: impl Future<Output = Result<T, DriverError>>) -> Result<T> {
         let answer = self.in_order(statement).await;
         self.check().await?;
-        answer.map_err(|error| CallError::new(error, &self.0.settings.config))
+        let error = match answer {
+            Ok(answer) => return Ok(answer),
+            Err(error) => from_driver(error, &self.0.settings.config),
+        };
+        if !has_code(&error, STALE) {
+            return Err(error);
+        }
+        // A new connection prepares its statements again.
+        self.abort();
+        Err(lost().with_source(error))
     }
 
     /// Sends a statement immediately and waits for its rows. A statement that the server rolled back in favour of
     /// another one is sent again. If the server's NOTIFY queue is full, the statement is sent again without
-    /// notifications, and waiters poll.
+    /// notifications, and waiters poll. A release that meets the lock of that queue is sent again in the same way.
     ///
     /// # Cancel safety
     ///
     /// A statement that was sent is executed; its answer is discarded.
-    pub(crate) async fn call(&self, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>, CallError> {
+    pub(crate) async fn call(&self, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>> {
         for _ in 1..TRIES {
             match self.rows(query, params).await {
-                Err(error) if error.is_rolled_back() => tokio::task::yield_now().await,
-                Err(error) if error.is_notify_queue_full() => {
+                Err(error) if has_code(&error, ROLLED_BACK) => tokio::task::yield_now().await,
+                Err(error) if has_code(&error, NOTIFY_QUEUE_FULL) => {
                     tracing::warn!(
                         backend = crate::NAME,
                         "the server's queue of notifications is full: waiters poll; end the session that listens \
                          in an open transaction, see pg_notification_queue_usage()"
                     );
+                    return self.rows_in(Form::Silent, query, params).await;
+                }
+                // It skips locked rows, so it waited for the server's lock for notifications. Other programs use that
+                // one, too, and renewals use this connection. The waiters are notified by a background task.
+                Err(error) if is_locked(&error) && query == Query::Release => {
                     return self.rows_in(Form::Silent, query, params).await;
                 }
                 answer => return answer,
@@ -227,7 +241,7 @@ impl Connection {
     }
 
     /// Sends a statement immediately, once, and waits for its rows.
-    pub(crate) async fn rows(&self, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>, CallError> {
+    pub(crate) async fn rows(&self, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>> {
         match self.0.prepared.get().and_then(|prepared| prepared.get(query as usize)) {
             Some(statement) => self.answer(self.0.client.query(statement, params)).await,
             None => self.rows_in(Form::Bounded, query, params).await,
@@ -235,7 +249,7 @@ impl Connection {
     }
 
     /// Sends a statement that is not prepared.
-    async fn rows_in(&self, form: Form, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>, CallError> {
+    async fn rows_in(&self, form: Form, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>> {
         let typed: Vec<_> = params.iter().copied().zip(query.types().iter().cloned()).collect();
         let text = self.0.settings.statements.text(query, form);
         self.answer(self.0.client.query_typed(text, &typed)).await
@@ -243,8 +257,7 @@ impl Connection {
 
     /// Sends a statement that is not a [`Query`].
     pub(crate) async fn query(&self, text: &str, params: &[(Param<'_>, Type)]) -> Result<Vec<Row>> {
-        let rows = self.answer(self.0.client.query_typed(text, params)).await;
-        rows.map_err(|error| self.error(error))
+        self.answer(self.0.client.query_typed(text, params)).await
     }
 
     /// Sends a query whose answer counts even if the server accepts no writes.
@@ -255,8 +268,7 @@ impl Connection {
 
     /// Sends several statements without parameters in one transaction.
     pub(crate) async fn execute(&self, text: &str) -> Result<()> {
-        let done = self.answer(self.0.client.batch_execute(text)).await;
-        done.map_err(|error| self.error(error))
+        self.answer(self.0.client.batch_execute(text)).await
     }
 
     /// Configures the session and prepares the frequent statements, where no pooler shares the session. If that fails,
@@ -277,16 +289,6 @@ impl Connection {
             Some(Err(error)) => tracing::debug!(%error, "statements are not prepared"),
             None => self.abort(),
         }
-    }
-
-    /// Converts the error of a statement for the caller.
-    pub(crate) fn error(&self, error: CallError) -> Error {
-        if !error.is_stale_statement() {
-            return error.error;
-        }
-        // A new connection prepares its statements again.
-        self.abort();
-        lost().with_source(error.error)
     }
 }
 

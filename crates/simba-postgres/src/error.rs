@@ -14,47 +14,16 @@ use crate::config::{Endpoint, PostgresConfig};
 /// An error of the driver.
 pub(crate) type DriverError = tokio_postgres::Error;
 
-/// The failure of a statement: the error for the caller, and the server's code.
-pub(crate) struct CallError {
-    pub(crate) error: Error,
-    code: Option<SqlState>,
+/// Returns whether the server answered with one of these codes.
+pub(crate) fn has_code(error: &Error, codes: &[&str]) -> bool {
+    let source = std::error::Error::source(error);
+    let driver = source.and_then(|source| source.downcast_ref::<DriverError>());
+    driver.and_then(DriverError::code).is_some_and(|code| codes.contains(&code.code()))
 }
 
-impl CallError {
-    pub(crate) fn new(error: DriverError, config: &PostgresConfig) -> Self {
-        Self { code: error.code().cloned(), error: from_driver(error, config) }
-    }
-
-    fn has_code(&self, codes: &[&str]) -> bool {
-        self.code.as_ref().is_some_and(|code| codes.contains(&code.code()))
-    }
-
-    /// Returns whether the server rolled the statement back in favour of another one, so that it can be sent again.
-    pub(crate) fn is_rolled_back(&self) -> bool {
-        self.has_code(&["40001", "40P01"])
-    }
-
-    /// Returns whether another transaction has locked what the statement needs.
-    pub(crate) fn is_locked(&self) -> bool {
-        self.has_code(&["55P03"])
-    }
-
-    /// Returns whether the server's NOTIFY queue is full because a listening session does not read.
-    pub(crate) fn is_notify_queue_full(&self) -> bool {
-        self.has_code(&["54000"])
-    }
-
-    /// Returns whether the prepared statements of this connection are invalid.
-    pub(crate) fn is_stale_statement(&self) -> bool {
-        self.has_code(&["26000", "0A000", "42P05"])
-    }
-}
-
-/// The server check failed, so the answer does not count.
-impl From<Error> for CallError {
-    fn from(error: Error) -> Self {
-        Self { error, code: None }
-    }
+/// Returns whether another transaction has locked what the statement needs.
+pub(crate) fn is_locked(error: &Error) -> bool {
+    has_code(error, &["55P03"])
 }
 
 /// Converts the error of a statement or login.

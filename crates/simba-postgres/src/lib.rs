@@ -39,7 +39,7 @@
 //!
 //! A handle has one connection for commands, shared by all its mutexes, and one for wakeups, opened when the first
 //! contender has to wait. Concurrent calls are combined into one statement. Both connections are checked with a ping
-//! every two seconds, and reopened if there is no answer.
+//! every two seconds, and reopened if there is no answer. An operator's call that reads uses a connection of its own.
 //!
 //! No statement waits for a row. A row that another transaction keeps locked blocks its own mutex only: calls for it
 //! are repeated for at most `lock_timeout` and then fail.

@@ -17,7 +17,7 @@ use crate::login::OnNotify;
 use crate::settings::{Pooling, session_settings};
 use crate::statements::{LIVENESS, Query, get};
 use crate::supervisor::retry;
-use crate::wakeups::{Notifications, no_wakeups};
+use crate::wakeups::no_wakeups;
 
 /// How long a notification to this handle itself may take.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(3);
@@ -66,8 +66,9 @@ impl Connector for Listening {
     async fn connect(&mut self, _: usize) -> Result<Listener> {
         let (shared, notifications) = (&self.shared, &self.shared.notifications);
         let endpoint = shared.connection().await?.endpoint();
-        let connection =
-            Connection::open(&shared.settings, endpoint, true, Some(handler(notifications))).await?;
+        let handler = Arc::clone(notifications);
+        let on_notify: OnNotify = Arc::new(move |payload| handler.on_notification(payload));
+        let connection = Connection::open(&shared.settings, endpoint, true, Some(on_notify)).await?;
         let listen = format!("LISTEN {}; LISTEN {}", notifications.channel, notifications.live_channel);
         if !connection.is_direct() && shared.settings.pooling() != Pooling::Session {
             connection.execute(&listen).await?;
@@ -175,11 +176,7 @@ impl Listening {
         }
         let names: Vec<&str> = mutexes.iter().map(MutexName::as_str).collect();
         let (channel, entry) = (&self.shared.notifications.channel, WATCH_ENTRY.as_secs_f64());
-        let rows = self
-            .shared
-            .settings
-            .with_timeout(self.shared.call(Query::Watch, &[&names, channel, &entry]))
-            .await;
+        let rows = self.shared.call(Query::Watch, &[&names, channel, &entry]).await;
         let rows = rows.unwrap_or_else(|error| {
             tracing::debug!(%error, "mutexes are not watched yet");
             Vec::new()
@@ -200,12 +197,6 @@ impl Listening {
         let names: Vec<&str> = mutexes.iter().map(MutexName::as_str).collect();
         let channel = &self.shared.notifications.channel;
         // If this fails, the entries expire.
-        let _ = self.shared.settings.with_timeout(self.shared.call(Query::Unwatch, &[&names, channel])).await;
+        let _ = self.shared.call(Query::Unwatch, &[&names, channel]).await;
     }
-}
-
-/// Returns a callback that passes notifications on.
-fn handler(notifications: &Arc<Notifications>) -> OnNotify {
-    let notifications = Arc::clone(notifications);
-    Arc::new(move |payload| notifications.on_notification(payload))
 }

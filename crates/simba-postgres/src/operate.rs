@@ -13,6 +13,7 @@ use crate::connection::{Connection, Param};
 use crate::error::protocol;
 use crate::probe::probe;
 use crate::schema::{COLUMNS, Shape};
+use crate::settings::{Pooling, Settings, session_settings};
 use crate::statements::{Query, contender, get, time_until, token};
 use crate::supervisor::wake;
 
@@ -22,14 +23,12 @@ const SETUP_LOCK: i64 = 0x5369_6d62;
 #[async_trait]
 impl Operate for PostgresBackend {
     async fn list(&self) -> Result<Vec<MutexRecord>> {
-        let shared = self.shared();
-        let rows = shared.settings.with_timeout(shared.call(Query::List, &[])).await?;
+        let rows = Operator::open(&self.shared).await?.call(Query::List, &[]).await?;
         rows.iter().map(record).collect()
     }
 
     async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
-        let shared = self.shared();
-        let rows = shared.settings.with_timeout(shared.call(Query::Read, &[&mutex.as_str()])).await?;
+        let rows = Operator::open(&self.shared).await?.call(Query::Read, &[&mutex.as_str()]).await?;
         let mut free = MutexRecord::free(mutex.clone());
         free.waiters = Some(0);
         rows.first().map_or(Ok(free), record)
@@ -43,44 +42,47 @@ impl Operate for PostgresBackend {
             EvictIf::Token(token) => (None, Some(i64::try_from(token.get()).unwrap_or(-1))),
             _ => return Err(Error::new(ErrorKind::Invalid, "an unknown condition evicts no holder")),
         };
-        let (shared, params): (_, [Param<'_>; 3]) = (self.shared(), [&mutex.as_str(), &owner, &token]);
+        let (shared, params): (_, [Param<'_>; 3]) = (&self.shared, [&mutex.as_str(), &owner, &token]);
         let mut locked = LockedRetry::new(&shared.settings);
         loop {
-            let rows = shared.settings.with_timeout(shared.call(Query::Evict, &params)).await?;
+            let rows = shared.call(Query::Evict, &params).await?;
             let Some(row) = rows.first() else { return Ok(Eviction::Vacant) };
             if get(row, 4)? {
                 locked.pause(&*shared.settings.clock).await?;
                 continue;
             }
-            let owner = contender(row, 0)?;
+            let owner = contender(get(row, 0)?)?;
             if !get::<bool>(row, 3)? {
                 return Ok(Eviction::Other(owner));
             }
             let window = time_until(get(row, 1)?, get(row, 2)?);
-            shared.settings.with_timeout(wake(shared, mutex)).await?;
+            wake(shared, mutex).await?;
             return Ok(Eviction::Freed { owner, window });
         }
     }
 
     async fn probe(&self) -> Result<Probe> {
-        probe(self.shared()).await
+        probe(&self.shared).await
     }
 
     fn schema(&self) -> Option<&str> {
-        Some(&self.shared().ddl)
+        Some(&self.shared.ddl)
     }
 
     /// Creates the tables. Needs no privilege if the tables exist and are valid.
     async fn apply_schema(&self) -> Result<()> {
-        let shared = self.shared();
-        match shape(shared).await? {
+        let shared = &self.shared;
+        let operator = Operator::open(shared).await?;
+        match operator.shape().await? {
             Shape::Valid => {}
-            Shape::Mismatch(what) => return Err(mismatch(&what)),
+            Shape::Mismatch(what) => {
+                let message = format!(
+                    "{what}: it was not created by this version of Simba; rename it, or choose another prefix in the URL"
+                );
+                return Err(Error::new(ErrorKind::Config, message).with_backend(crate::NAME));
+            }
             Shape::Missing => {
-                // On a connection of its own, since it waits for a lock.
-                let endpoint = shared.connection().await?.endpoint();
-                let connection = Connection::open(&shared.settings, endpoint, true, None).await?;
-                shared.settings.with_timeout(connection.execute(&setup_script(shared))).await?;
+                shared.settings.with_timeout(operator.connection.execute(&setup_script(shared))).await?;
             }
         }
         // Statements that failed to prepare without the tables can be prepared now.
@@ -104,13 +106,6 @@ fn setup_script(shared: &Shared) -> String {
     )
 }
 
-fn mismatch(what: &str) -> Error {
-    let message = format!(
-        "{what}: it was not created by this version of Simba; rename it, or choose another prefix in the URL"
-    );
-    Error::new(ErrorKind::Config, message).with_backend(crate::NAME)
-}
-
 fn record(row: &Row) -> Result<MutexRecord> {
     let mutex = MutexName::legacy(get::<&str>(row, 0)?)
         .map_err(|error| protocol("a mutex has an invalid name").with_source(error))?;
@@ -118,7 +113,7 @@ fn record(row: &Row) -> Result<MutexRecord> {
     record.waiters = Some(usize::try_from(get::<i64>(row, 7)?).unwrap_or(0));
     let (until, now): (SystemTime, SystemTime) = (get(row, 5)?, get(row, 6)?);
     if until > now {
-        record.owner = Some(contender(row, 1)?);
+        record.owner = Some(contender(get(row, 1)?)?);
         record.token = Some(token(get(row, 2)?)?);
         record.acquired_at = Some(get(row, 3)?);
         record.remaining = Some(time_until(until, now));
@@ -127,19 +122,40 @@ fn record(row: &Row) -> Result<MutexRecord> {
     Ok(record)
 }
 
-/// Sends a statement of an operator's call, and returns its rows.
-pub(crate) async fn query(shared: &Shared, text: &str, params: &[(Param<'_>, Type)]) -> Result<Vec<Row>> {
-    let answer = async { shared.connection().await?.query(text, params).await };
-    shared.settings.with_timeout(answer).await
+/// A connection for one operator's call. Such a call may be slow, and must not delay renewals.
+pub(crate) struct Operator<'a> {
+    settings: &'a Settings,
+    connection: Connection,
 }
 
-/// Compares the tables with what they should be.
-pub(crate) async fn shape(shared: &Shared) -> Result<Shape> {
-    let tables = &shared.settings.config.tables;
-    let names = vec![tables.mutex(), tables.waiter()];
-    let params: [(Param<'_>, Type); 1] = [(&names, Type::TEXT_ARRAY)];
-    let rows = query(shared, COLUMNS, &params).await?;
-    let column = |row: &Row| Ok((get(row, 0)?, get(row, 1)?, get(row, 2)?));
-    let columns: Vec<_> = rows.iter().map(column).collect::<Result<_>>()?;
-    Ok(Shape::from_columns(tables, &columns))
+impl<'a> Operator<'a> {
+    /// Connects to the server that the commands use.
+    pub(crate) async fn open(shared: &'a Shared) -> Result<Self> {
+        let settings = &shared.settings;
+        let endpoint = settings.with_timeout(shared.connection()).await?.endpoint();
+        let connection = Connection::open(settings, endpoint, true, None).await?;
+        if settings.pooling() == Pooling::Session {
+            // The server ends a statement whose caller has given up.
+            settings.with_timeout(connection.execute(&session_settings(&settings.config))).await?;
+        }
+        Ok(Self { settings, connection })
+    }
+
+    async fn call(&self, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        self.settings.with_timeout(self.connection.rows(query, params)).await
+    }
+
+    pub(crate) async fn query(&self, text: &str, params: &[(Param<'_>, Type)]) -> Result<Vec<Row>> {
+        self.settings.with_timeout(self.connection.query(text, params)).await
+    }
+
+    /// Compares the tables with what they should be.
+    pub(crate) async fn shape(&self) -> Result<Shape> {
+        let tables = &self.settings.config.tables;
+        let names = vec![tables.mutex(), tables.waiter()];
+        let rows = self.query(COLUMNS, &[(&names, Type::TEXT_ARRAY)]).await?;
+        let column = |row: &Row| Ok((get(row, 0)?, get(row, 1)?, get(row, 2)?));
+        let columns: Vec<_> = rows.iter().map(column).collect::<Result<_>>()?;
+        Ok(Shape::from_columns(tables, &columns))
+    }
 }

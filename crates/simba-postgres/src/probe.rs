@@ -11,7 +11,7 @@ use crate::backend::Shared;
 use crate::config::Endpoint;
 use crate::connection::{Connection, Param};
 use crate::error::protocol;
-use crate::operate::{query, shape};
+use crate::operate::Operator;
 use crate::schema::Shape;
 use crate::settings::Pooling;
 use crate::statements::{get, time_until};
@@ -21,14 +21,15 @@ const MAX_OFFSET: Duration = Duration::from_secs(5);
 
 /// Reads the server's version and settings, and returns what endangers mutexes.
 pub(crate) async fn probe(shared: &Shared) -> Result<Probe> {
+    let operator = Operator::open(shared).await?;
     let before = shared.settings.clock.now();
-    let rows = query(shared, PROBE, &[]).await?;
+    let rows = operator.query(PROBE, &[]).await?;
     let round_trip = shared.settings.clock.now() - before;
     let row = rows.first().ok_or_else(|| protocol("the server returned no row for the probe"))?;
     let mut findings = settings(shared, row)?;
     findings.extend(clock_offset(shared, row, round_trip)?);
     findings.extend(clock_skew(shared).await);
-    findings.extend(table_finding(shared).await?);
+    findings.extend(table_finding(shared, &operator).await?);
     let mut probe = Probe::default();
     probe.server = format!("PostgreSQL {}", get::<&str>(row, 0)?);
     (probe.round_trip, probe.findings) = (round_trip, findings);
@@ -46,38 +47,35 @@ const PROBE: &str = "SELECT current_setting('server_version'), \
 const LONG_TRANSACTION: f64 = 3600.0;
 
 fn settings(shared: &Shared, row: &Row) -> Result<Vec<Finding>> {
-    let mut findings = Vec::new();
-    let mut find = |wrong: bool, problem: &str, fix: &str| {
-        if wrong {
-            findings.push(Finding::new(problem, fix));
-        }
-    };
-    find(
-        get(row, 1)?,
-        "standbys replicate asynchronously: a failover loses the last acquisitions, and two may hold a mutex",
-        "set synchronous_standby_names, or check the fencing token in the protected resource",
-    );
-    find(
-        get::<&str>(row, 2)? == "off" || get::<&str>(row, 3)? == "off",
-        "fsync or full_page_writes is off: a power failure can destroy the tables and the tokens",
-        "set fsync = on and full_page_writes = on in postgresql.conf",
-    );
-    find(
-        get::<&str>(row, 4)? == "off",
-        "autovacuum is off: the tables grow with every renewal",
-        "set autovacuum = on in postgresql.conf",
-    );
-    find(
-        get::<f64>(row, 6)? > LONG_TRANSACTION,
-        "a transaction has been open for over an hour: the tables grow until it ends",
-        "find it in pg_stat_activity and end it",
-    );
-    find(
-        shared.settings.pooling() == Pooling::Transaction,
-        "a transaction pooler is in front of the server: waiters poll instead of being notified",
-        "connect to the server itself, or to a pool in session mode",
-    );
-    Ok(findings)
+    let checks = [
+        (
+            get(row, 1)?,
+            "standbys replicate asynchronously: a failover loses the last acquisitions, and two may hold a mutex",
+            "set synchronous_standby_names, or check the fencing token in the protected resource",
+        ),
+        (
+            get::<&str>(row, 2)? == "off" || get::<&str>(row, 3)? == "off",
+            "fsync or full_page_writes is off: a power failure can destroy the tables and the tokens",
+            "set fsync = on and full_page_writes = on in postgresql.conf",
+        ),
+        (
+            get::<&str>(row, 4)? == "off",
+            "autovacuum is off: the tables grow with every renewal",
+            "set autovacuum = on in postgresql.conf",
+        ),
+        (
+            get::<f64>(row, 6)? > LONG_TRANSACTION,
+            "a transaction has been open for over an hour: the tables grow until it ends",
+            "find it in pg_stat_activity and end it",
+        ),
+        (
+            shared.settings.pooling() == Pooling::Transaction,
+            "a transaction pooler is in front of the server: waiters poll instead of being notified",
+            "connect to the server itself, or to a pool in session mode",
+        ),
+    ];
+    let wrong = checks.into_iter().filter(|(is_wrong, ..)| *is_wrong);
+    Ok(wrong.map(|(_, problem, fix)| Finding::new(problem, fix)).collect())
 }
 
 fn clock_offset(shared: &Shared, row: &Row, round_trip: Duration) -> Result<Option<Finding>> {
@@ -145,27 +143,22 @@ const PRIVILEGES: &str = "SELECT has_table_privilege($1, 'SELECT') AND has_table
      AND has_table_privilege($2, 'DELETE')";
 
 /// Returns what is wrong with the tables.
-async fn table_finding(shared: &Shared) -> Result<Option<Finding>> {
-    let tables = &shared.settings.config.tables;
-    match shape(shared).await? {
+async fn table_finding(shared: &Shared, operator: &Operator<'_>) -> Result<Option<Finding>> {
+    let (tables, user) = (&shared.settings.config.tables, &shared.settings.config.user);
+    let (mutex, waiter) = (tables.mutex(), tables.waiter());
+    let (problem, fix) = match operator.shape().await? {
         Shape::Missing => {
-            return Ok(Some(Finding::new(
-                format!("there is no table {} or {}", tables.mutex(), tables.waiter()),
-                "run `simba schema --apply`",
-            )));
+            (format!("there is no table {mutex} or {waiter}"), "run `simba schema --apply`".into())
         }
-        Shape::Mismatch(what) => {
-            return Ok(Some(Finding::new(what, "rename it, or choose another prefix in the URL")));
+        Shape::Mismatch(what) => (what, "rename it, or choose another prefix in the URL".into()),
+        Shape::Valid => {
+            let params: [(Param<'_>, Type); 2] = [(&mutex, Type::TEXT), (&waiter, Type::TEXT)];
+            let rows = operator.query(PRIVILEGES, &params).await?;
+            if rows.first().map_or(Ok(true), |row| get(row, 0))? {
+                return Ok(None);
+            }
+            (format!("the user `{user}` lacks a privilege on the tables"), tables.grants(user))
         }
-        Shape::Valid => {}
-    }
-    let names = (tables.mutex(), tables.waiter());
-    let params: [(Param<'_>, Type); 2] = [(&names.0, Type::TEXT), (&names.1, Type::TEXT)];
-    let rows = query(shared, PRIVILEGES, &params).await?;
-    if rows.first().map_or(Ok(true), |row| get(row, 0))? {
-        return Ok(None);
-    }
-    let user = &shared.settings.config.user;
-    let problem = format!("the user `{user}` lacks a privilege on the tables");
-    Ok(Some(Finding::new(problem, tables.grants(user))))
+    };
+    Ok(Some(Finding::new(problem, fix)))
 }

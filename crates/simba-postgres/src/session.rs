@@ -8,7 +8,7 @@ use simba_core::{Error, Moment, Result};
 use tokio_postgres::Row;
 
 use crate::backend::{LockedRetry, Shared};
-use crate::batch::{Numbers, Releases, Request, Takes};
+use crate::batch::{Kind, Numbers, Request};
 use crate::connection::Param;
 use crate::statements::{HolderRow, Query, get, time_until, token};
 use crate::supervisor::{Task, leave};
@@ -75,35 +75,41 @@ impl PostgresSession {
     }
 
     async fn contend_with(&mut self, prior: Prior) -> Result<Answer> {
-        let mut locked = LockedRetry::new(&self.shared.settings);
-        let (mut tries, mut creates) = (0, false);
-        loop {
-            match self.attempt(prior, creates).await? {
-                Attempt::Answered(answer) => return Ok(answer),
-                Attempt::Free if tries == TRIES - 1 => return Ok(Answer::Vacant),
-                Attempt::Free => tries += 1,
-                Attempt::NoRow if !creates => creates = true,
-                Attempt::NoRow | Attempt::Locked => locked.pause(&*self.shared.settings.clock).await?,
-            }
-        }
-    }
-
-    async fn attempt(&mut self, prior: Prior, creates: bool) -> Result<Attempt> {
         let lapsed = match prior {
             Prior::Lapsed(token) => i64::try_from(token.get()).unwrap_or(NO_TOKEN),
             _ => NO_TOKEN,
         };
         // A renewal never acquires: it may arrive after the release that followed it.
-        let takes = prior != Prior::Held;
+        let kind = if prior == Prior::Held { Kind::Renew } else { Kind::Take };
+        let (mut tries, mut has_row, mut locked) = (0, false, LockedRetry::new(&self.shared.settings));
+        loop {
+            match self.attempt(lapsed, kind, has_row).await? {
+                Attempt::Answered(answer) => return Ok(answer),
+                Attempt::Free if tries == TRIES - 1 => return Ok(Answer::Vacant),
+                Attempt::Free => tries += 1,
+                Attempt::NoRow if !has_row && self.create().await? => has_row = true,
+                Attempt::NoRow | Attempt::Locked => locked.pause(&*self.shared.settings.clock).await?,
+            }
+        }
+    }
+
+    /// Creates the row of a new mutex. Returns false if another transaction is inserting it.
+    async fn create(&self) -> Result<bool> {
+        let mutexes = [self.claim.mutex.as_str()];
+        Ok(self.shared.call_unless_locked(Query::Create, &[&mutexes.as_slice()]).await?.is_some())
+    }
+
+    async fn attempt(&mut self, lapsed: i64, kind: Kind, has_row: bool) -> Result<Attempt> {
+        let takes = kind != Kind::Renew;
         if takes && self.queued {
             return self.poll(lapsed).await;
         }
-        let request = Request { takes, creates, ..self.request(lapsed) };
-        if let Some(numbers) = self.shared.send(&self.shared.takes, &Takes(&self.shared), request).await? {
+        let taken = self.shared.batched(&self.shared.takes, self.request(lapsed, kind)).await?;
+        if let Some(numbers) = taken {
             return self.acquired(numbers).map(Attempt::Answered);
         }
         match self.claim.intent {
-            Intent::Queue if takes && !creates && self.shared.notifications.push() == Push::Down => {
+            Intent::Queue if takes && !has_row && self.shared.notifications.push() == Push::Down => {
                 // A mutex without a row is acquired without a subscription.
                 Ok(Attempt::NoRow)
             }
@@ -114,16 +120,13 @@ impl PostgresSession {
 
     /// Reads the holder after a request that found no row, or no row that it could lock.
     async fn inspect_after_take(&mut self, takes: bool, lapsed: i64) -> Result<Attempt> {
-        let rows = self.inspect_rows().await?;
-        let Some(row) = rows.first() else {
-            return Ok(if takes { Attempt::NoRow } else { Attempt::Answered(Answer::Vacant) });
-        };
-        let holder = HolderRow::read(row)?;
-        match holder.is_free() {
+        match self.holder().await? {
+            None if takes => Ok(Attempt::NoRow),
+            None => Ok(Attempt::Answered(Answer::Vacant)),
             // A free mutex may be promised to a waiter, which only a poll finds out.
-            true if takes => self.poll(lapsed).await,
-            false if holder.session == &*self.session() => Ok(Attempt::Locked),
-            _ => holder.answer().map(Attempt::Answered),
+            Some(holder) if holder.is_free() && takes => self.poll(lapsed).await,
+            Some(holder) if !holder.is_free() && holder.session == *self.session() => Ok(Attempt::Locked),
+            Some(holder) => holder.answer().map(Attempt::Answered),
         }
     }
 
@@ -136,7 +139,7 @@ impl PostgresSession {
         Ok(Answer::Ours(Ownership::new(owner, Some(token(number)?), total)))
     }
 
-    fn request(&self, token: i64) -> Request {
+    fn request(&self, token: i64, kind: Kind) -> Request {
         Request {
             mutex: self.claim.mutex.clone(),
             owner: self.claim.contender.clone(),
@@ -144,15 +147,13 @@ impl PostgresSession {
             ttl: self.claim.lease.ttl().as_secs_f64(),
             total: self.claim.lease.total().as_secs_f64(),
             token,
-            takes: true,
-            creates: false,
-            uncontended: false,
+            kind,
         }
     }
 
     /// Acquires the mutex if it is this waiter's turn. Otherwise renews the queue entry if necessary.
     async fn poll(&mut self, lapsed: i64) -> Result<Attempt> {
-        let Request { mutex, owner, session, ttl, total, .. } = &self.request(lapsed);
+        let Request { mutex, owner, session, ttl, total, .. } = &self.request(lapsed, Kind::Take);
         let params: [Param<'_>; 6] = [&mutex.as_str(), &owner.as_str(), &&**session, ttl, total, &lapsed];
         let Some(rows) = self.shared.call_unless_locked(Query::Poll, &params).await? else {
             return Ok(Attempt::Locked);
@@ -213,7 +214,7 @@ impl PostgresSession {
         if holder.is_free() {
             return Ok((Attempt::Free, true));
         }
-        if holder.session == &*self.session() {
+        if holder.session == *self.session() {
             // The row was locked when this call tried to renew or replace the hold.
             return Ok((Attempt::Locked, false));
         }
@@ -227,10 +228,10 @@ impl PostgresSession {
     async fn free(&self, token: i64) -> Result<()> {
         let mut locked = LockedRetry::new(&self.shared.settings);
         let uncontended = token != NO_TOKEN && !self.waited;
+        let kind = if uncontended { Kind::ReleaseUncontended } else { Kind::Release };
         loop {
-            let request = Request { uncontended, ..self.request(token) };
-            let released = self.shared.send(&self.shared.releases, &Releases(&self.shared), request).await?;
-            if let Some(numbers) = released {
+            let request = self.request(token, kind);
+            if let Some(numbers) = self.shared.batched(&self.shared.releases, request).await? {
                 self.released(numbers);
                 return Ok(());
             }
@@ -253,15 +254,15 @@ impl PostgresSession {
 
     /// Returns whether a release has something to release, so that only a lock can have prevented it.
     async fn may_release(&self, token: i64) -> Result<bool> {
-        let rows = self.inspect_rows().await?;
-        let Some(row) = rows.first() else { return Ok(false) };
-        let holder = HolderRow::read(row)?;
-        let is_ours = holder.session == &*self.session() && (token == NO_TOKEN || holder.token == token);
+        let Some(holder) = self.holder().await? else { return Ok(false) };
+        let is_ours = holder.session == *self.session() && (token == NO_TOKEN || holder.token == token);
         Ok(is_ours || (token == NO_TOKEN && holder.is_free()))
     }
 
-    async fn inspect_rows(&self) -> Result<Vec<Row>> {
-        self.shared.call(Query::Inspect, &[&self.claim.mutex.as_str()]).await
+    /// Reads the last holder. Returns `None` if the mutex has no row.
+    async fn holder(&self) -> Result<Option<HolderRow>> {
+        let rows = self.shared.call(Query::Inspect, &[&self.claim.mutex.as_str()]).await?;
+        rows.first().map(HolderRow::read).transpose()
     }
 
     /// Records the token of the tenure. A new token is a change of owner.
@@ -337,10 +338,8 @@ impl Session for PostgresSession {
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
-        let rows = self.inspect_rows().await.map_err(|error| self.name(error))?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let holder = HolderRow::read(row)?;
-        if holder.is_free() { Ok(None) } else { holder.ownership().map(Some) }
+        let holder = self.holder().await.map_err(|error| self.name(error))?;
+        holder.filter(|holder| !holder.is_free()).map(HolderRow::ownership).transpose()
     }
 
     async fn release(&mut self, holding: Holding) -> Result<()> {

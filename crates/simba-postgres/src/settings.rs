@@ -44,8 +44,9 @@ impl Settings {
         *self.pooling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set_pooling(&self, pooling: Pooling) {
-        *self.pooling.lock().unwrap_or_else(PoisonError::into_inner) = pooling;
+    /// Returns what it was before.
+    pub(crate) fn set_pooling(&self, pooling: Pooling) -> Pooling {
+        std::mem::replace(&mut *self.pooling.lock().unwrap_or_else(PoisonError::into_inner), pooling)
     }
 
     /// Limits a call to the statement timeout plus one second.

@@ -13,7 +13,6 @@ use simba_net::{Backoff, ClockReading, ServerClock};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::backend::{CLOSE_TIMEOUT, Shared};
-use crate::batch::{Releases, Takes};
 use crate::config::Pooler;
 use crate::connection::Connection;
 use crate::error::{closed, locked, lost, protocol, unavailable};
@@ -34,7 +33,6 @@ pub(crate) async fn run(shared: Arc<Shared>, tasks: mpsc::UnboundedReceiver<Task
     let clock = &*shared.settings.clock;
     let mut commands =
         Commands { shared: Arc::clone(&shared), endpoint: 0, server_clock: ServerClock::default() };
-    let (takes, releases) = (Takes(&shared), Releases(&shared));
     let too_late = async {
         shared.closing().await;
         clock.sleep_until(clock.now() + CLOSE_TIMEOUT).await;
@@ -45,8 +43,8 @@ pub(crate) async fn run(shared: Arc<Shared>, tasks: mpsc::UnboundedReceiver<Task
         () = too_late => {}
         () = shared.commands.run(&mut commands, clock, retry()) => {}
         () = listener::run(&shared) => {}
-        () = shared.takes.run(&takes) => {}
-        () = shared.releases.run(&releases) => {}
+        () = shared.takes.run(&*shared) => {}
+        () = shared.releases.run(&*shared) => {}
     }
     shared.commands.close();
     shared.notifications.listener.close();
@@ -149,7 +147,14 @@ impl Commands {
                 return Err(unavailable("the server has become a standby"));
             }
             let server = get::<SystemTime>(row, 0)?.duration_since(UNIX_EPOCH).unwrap_or_default();
-            self.read_clock(ClockReading { server, sent, received });
+            if let Some(step) = self.server_clock.read(ClockReading { server, sent, received }) {
+                // Leases end by that clock.
+                tracing::warn!(
+                    backend = crate::NAME,
+                    direction = if step.0 > 0 { "forward" } else { "back" },
+                    "the clock of the server was set: leases end too early or too late until each is renewed"
+                );
+            }
             Ok(())
         };
         match settings.with_timeout(read()).await {
@@ -158,17 +163,6 @@ impl Commands {
                 ping_until_silent(&*settings.clock, interval, limit, read).await
             }
             Err(error) => error,
-        }
-    }
-
-    /// Logs a step of the server's clock. Leases end by that clock, so a step makes them end early or late.
-    fn read_clock(&self, reading: ClockReading) {
-        if let Some(step) = self.server_clock.read(reading) {
-            tracing::warn!(
-                backend = crate::NAME,
-                direction = if step.0 > 0 { "forward" } else { "back" },
-                "the clock of the server was set: leases end too early or too late until each is renewed"
-            );
         }
     }
 }
@@ -210,7 +204,7 @@ async fn run_with_retries(shared: &Shared, permits: &Semaphore, task: Task) {
         let done = {
             // The semaphore is never closed.
             let _permit = permits.acquire().await;
-            shared.settings.with_timeout(run_task(shared, &task)).await
+            run_task(shared, &task).await
         };
         match done {
             Ok(()) => return,

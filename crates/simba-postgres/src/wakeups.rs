@@ -1,7 +1,7 @@
 //! How sessions learn of changes: the names of a handle in the tables, and the notifications that arrive for them.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -50,7 +50,6 @@ pub(crate) struct Notifications {
     /// Sessions that have to poll within a second: their mutex is free and promised to another waiter.
     rechecks: Mutex<HashSet<u64>>,
     recheck_wanted: Notify,
-    warned: AtomicBool,
 }
 
 impl Notifications {
@@ -71,7 +70,6 @@ impl Notifications {
             owners: Wakeups::new(),
             rechecks: Mutex::default(),
             recheck_wanted: Notify::new(),
-            warned: AtomicBool::new(false),
         }
     }
 
@@ -169,10 +167,9 @@ impl Notifications {
         }
     }
 
-    /// Turns wakeups off, and logs a warning once.
+    /// Turns wakeups off, and logs a warning if they were on.
     pub(crate) fn disable(&self) {
-        self.settings.set_pooling(Pooling::Transaction);
-        if !self.warned.swap(true, Ordering::Relaxed) {
+        if self.settings.set_pooling(Pooling::Transaction) != Pooling::Transaction {
             tracing::warn!(
                 backend = crate::NAME,
                 "a transaction pooler is in front of the server: no wakeup arrives, waiters poll; connect to the \
@@ -230,5 +227,22 @@ impl SessionWakeups {
             Topic::Owner(owner) => owner.notified().await,
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Processes that start at the same moment can seed a generator with the same number.
+    #[test]
+    fn handles_have_different_names_whatever_a_generator_was_seeded_with() {
+        let config = crate::PostgresConfig::from_url(&"postgres://app@h/db".parse().unwrap()).unwrap();
+        let settings = Arc::new(Settings::new(config, Arc::new(simba_core::SystemClock)));
+        let names = [(); 2].map(|()| {
+            fastrand::seed(7);
+            Notifications::new(Arc::clone(&settings)).session(0)
+        });
+        assert_ne!(names[0], names[1]);
     }
 }

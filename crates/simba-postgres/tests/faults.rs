@@ -846,3 +846,46 @@ async fn a_row_that_is_locked_for_seconds_delays_only_its_own_mutex() {
     };
     soon("the next waiter is woken", taken).await;
 }
+
+/// An operator's call may take as long as the statement timeout allows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_call_of_an_operator_delays_no_renewal() {
+    let private = Private::start(Setup::postgres()).await;
+    // A part of the statements that read and list records.
+    let delay = Delay::install(&private.store, "m.acquired_at, m.ttl_at").await;
+    let mutex = name("slow");
+    let store = private.store.clone().with_keys(&format!("application_name={mutex}"));
+    let backend = store.backend().await;
+    let mut holder = open(&backend, &mutex).await;
+    take(&mut *holder).await;
+    for reads_all in [true, false] {
+        delay.begin().await;
+        let call =
+            async { if reads_all { backend.list().await } else { Ok(vec![backend.read(&mutex).await?]) } };
+        let renewed = async {
+            delay.is_reached(mutex.as_str()).await;
+            let renewal = soon("broken: a renewal waits for no operator", holder.contend(Prior::Held)).await;
+            delay.end().await;
+            renewal
+        };
+        let (records, renewal) = tokio::join!(call, renewed);
+        assert!(matches!(renewal.unwrap(), Answer::Ours(_)));
+        assert!(records.unwrap().iter().any(|record| record.mutex == mutex && record.owner.is_some()));
+    }
+}
+
+/// Another transaction inserts the row of a new mutex and stays open.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_is_being_inserted_is_reported_as_locked() {
+    let (store, mutex) = (Store::shared(), name("inserted"));
+    let backend = store.backend().await;
+    let mut session = open_as(&backend, &mutex, Intent::Try).await;
+    let mut admin = store.admin().await;
+    let inserting = admin.transaction().await.unwrap();
+    let insert = "INSERT INTO simba_mutex VALUES ($1, '', '', 1, now(), now(), now(), now())";
+    inserting.execute(insert, &[&mutex.as_str()]).await.unwrap();
+    let error = soon("the call gives up", session.contend(Prior::Nothing)).await.unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("locked"), "{error}");
+    inserting.rollback().await.unwrap();
+    take(&mut *session).await;
+}

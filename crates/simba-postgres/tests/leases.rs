@@ -212,6 +212,30 @@ async fn a_take_in_doubt_acquires_nothing_after_a_release() {
     }
 }
 
+/// The same for a take that has to create its row.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_in_doubt_of_a_new_mutex_acquires_nothing_after_a_release() {
+    let private = Private::start(Setup::postgres()).await;
+    let (store, mutex, watcher) = (&private.store, name("doubt"), private.store.admin().await);
+    // A part of the statement that creates rows.
+    let delay = Delay::install(store, "INSERT INTO simba_tck.simba_mutex").await;
+    let proxy = FaultProxy::start(store.address()).await.unwrap();
+    let backend = connect_at(store, mutex.as_str(), proxy.address()).await;
+    let mut session = open_as(&backend, &mutex, Intent::Try).await;
+    delay.begin().await;
+    let cut = async {
+        delay.is_reached(mutex.as_str()).await;
+        proxy.cut();
+    };
+    let (answer, ()) = tokio::join!(session.contend(Prior::Nothing), cut);
+    answer.expect_err("the connection is closed");
+    session.release(Holding::Unknown).await.unwrap();
+    delay.end().await;
+    is_done(&watcher, mutex.as_str()).await;
+    let owner = backend.read(&mutex).await.unwrap().owner;
+    assert_eq!(owner, None, "broken: nothing is held after a release");
+}
+
 /// A release without a token may lock the row before a take that has read it already.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_take_acquires_nothing_if_the_token_increased_before_it_locked_the_row() {
@@ -227,7 +251,7 @@ async fn a_take_acquires_nothing_if_the_token_increased_before_it_locked_the_row
     }
 }
 
-/// The same for takes in a batch, of which one creates its row. On one thread, so that the third and fourth call are
+/// The same for takes in a batch, of which one has no row. On one thread, so that the third and fourth call are
 /// always in one batch.
 #[tokio::test]
 async fn takes_in_a_batch_acquire_nothing_if_the_token_increased_before_they_locked_the_row() {

@@ -379,6 +379,49 @@ async fn no_notification_is_sent_to_a_waiter_that_cannot_listen() {
     take(&mut *waiter).await;
 }
 
+/// A notification takes a lock that the whole server shares. Another program holds it while it waits for a standby.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_needs_no_lock_that_another_program_holds() {
+    let private = Private::start(Setup::postgres()).await;
+    let admin = private.store.admin().await;
+    admin.batch_execute(&format!("ALTER ROLE {USER} SET synchronous_commit = local")).await.unwrap();
+    let (holding, waiting) = (private.store.backend().await, private.store.backend().await);
+    let (mut holders, mut waiters) = (Vec::new(), Vec::new());
+    for _ in 0..8 {
+        let mutex = name("standby");
+        let (mut holder, mut waiter) = (open(&holding, &mutex).await, open(&waiting, &mutex).await);
+        let token = take(&mut *holder).await;
+        assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+        soon("a subscription", waiter.changed()).await.unwrap();
+        holders.push((holder, token));
+        waiters.push(waiter);
+    }
+    alter_system(&admin, "synchronous_standby_names", "nobody").await;
+    let other = private.store.admin().await;
+    let notify = "CREATE TABLE another_program (); NOTIFY another_program";
+    let notifying = tokio::spawn(async move { other.batch_execute(notify).await });
+    let waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    let stuck = async {
+        loop {
+            match admin.query_opt(waits, &[]).await.unwrap() {
+                Some(row) => return row.get::<_, i32>(0),
+                None => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    let stuck = soon("the other program waits for a standby", stuck).await;
+    let released = holders.iter_mut().map(|(holder, token)| holder.release(Holding::Under(*token)));
+    for released in soon("all releases", futures_util::future::join_all(released)).await {
+        released.expect("broken: a release needs no notification");
+    }
+    admin.execute("SELECT pg_cancel_backend($1)", &[&stuck]).await.unwrap();
+    soon("the other program continues", notifying).await.unwrap().unwrap();
+    for waiter in &mut waiters {
+        soon("the waiter is notified later", waiter.changed()).await.unwrap();
+        take(&mut **waiter).await;
+    }
+}
+
 fn sees(observer: &Observer, guard: &Guard) -> bool {
     matches!(observer.view(), View::Owned(owner) if owner.is_owner(guard.tenure().contender()))
 }

@@ -1,15 +1,7 @@
 -- Makes acquisitions and releases of these mutexes notify the channel $2. Skips rows that another transaction has
--- locked, and inserts only rows that do not exist, so that none delays the others. Returns the mutexes that are watched
--- now.
+-- locked, so that none delays the others. Returns the mutexes that are watched now.
 WITH created AS (
-    INSERT INTO {mutex} (mutex, owner, session, token, acquired_at, renewed_at, ttl_at, until, watched)
-    SELECT n.mutex, '', '', 0, 'epoch', 'epoch', 'epoch', 'epoch', 1
-    FROM unnest($1::text[]) AS n (mutex)
-    WHERE {unsynced} AND NOT EXISTS (SELECT FROM {mutex} e WHERE e.mutex = n.mutex)
-    -- Ordered by name, so that two handles cannot deadlock.
-    ORDER BY n.mutex COLLATE "C"
-    ON CONFLICT (mutex) DO NOTHING
-    RETURNING mutex
+    {create}
 ), due AS (
     SELECT n.mutex FROM unnest($1::text[]) AS n (mutex)
     CROSS JOIN LATERAL (
