@@ -28,8 +28,6 @@ pub(crate) struct Entry {
     pub(crate) revision: Option<i64>,
     /// The last revision at which the key was seen.
     pub(crate) seen_at: i64,
-    /// Whether a deletion was requested, which the servers may execute at any time.
-    pub(crate) is_abandoned: bool,
     /// The request that creates the key, until its outcome was read.
     pending: Option<PendingTxn>,
     /// Whether a creation was not answered: the servers may still execute it.
@@ -44,16 +42,7 @@ impl Entry {
         getrandom::fill(&mut nonce).map_err(|_| no_random_bytes())?;
         let key = format!("{prefix}{:x}-{:016x}", lease.id, u64::from_be_bytes(nonce));
         let _in_use = client.use_lease(lease.ttl());
-        Ok(Self {
-            key,
-            lease,
-            revision: None,
-            seen_at: 0,
-            is_abandoned: false,
-            pending: None,
-            is_ambiguous: false,
-            _in_use,
-        })
+        Ok(Self { key, lease, revision: None, seen_at: 0, pending: None, is_ambiguous: false, _in_use })
     }
 
     /// Stores the request that creates the key.

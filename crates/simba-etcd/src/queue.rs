@@ -186,7 +186,7 @@ pub(crate) fn revision_of(header: Option<&Header>) -> Result<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::{Done, RangeResponse, ResponseOp};
+    use crate::client::{RangeResponse, ResponseOp};
 
     fn kv(key: &str, revision: i64, value: &str) -> KeyValue {
         let (key, value) = (key.as_bytes().to_vec(), value.as_bytes().to_vec());
@@ -218,7 +218,7 @@ mod tests {
     /// Returns an answer to [`read_position`]: own key, first of the queue, last before the own key.
     fn position_answer(own: &[KeyValue], first: &[KeyValue], ahead: &[KeyValue]) -> TxnResponse {
         let range = |kvs: &[KeyValue]| ResponseOp {
-            done: Some(Done::Range(RangeResponse { kvs: kvs.to_vec(), ..RangeResponse::default() })),
+            range: Some(RangeResponse { kvs: kvs.to_vec(), ..RangeResponse::default() }),
         };
         let header = Some(Header { member_id: 1, revision: 20, raft_term: 1 });
         TxnResponse { header, succeeded: true, responses: vec![range(own), range(first), range(ahead)] }

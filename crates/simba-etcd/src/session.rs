@@ -97,7 +97,7 @@ impl EtcdQueue {
 
     async fn join(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
         let Some(answer) = self.join_outcome(contender, queues).await? else { return Ok(Position::Missing) };
-        if queues { self.after_join(answer) } else { self.after_take(answer) }
+        self.after_join(answer, queues)
     }
 
     /// Waits for the pending request that creates the entry, or sends one. Returns `None` if the lease has ended.
@@ -140,31 +140,19 @@ impl EtcdQueue {
         Ok(entry.outcome().await.unwrap_or(Err(Failure::Closed)))
     }
 
-    /// Handles the answer to [`queue::join`].
-    fn after_join(&mut self, mut answer: TxnResponse) -> Result<Position<Ahead>> {
+    /// Handles the answer to [`queue::join`] or [`queue::take`].
+    fn after_join(&mut self, mut answer: TxnResponse, queues: bool) -> Result<Position<Ahead>> {
         let made = revision_of(answer.header.as_ref())?;
         let Some(entry) = &mut self.entry else { return Ok(Position::Missing) };
         if answer.succeeded {
             entry.set_created(made);
-            return Ok(self.position(queue::Position::of_new(&mut answer)?, made));
-        }
-        // An earlier request, whose answer was lost, has created the key.
-        let found = answer.ranges().next().ok_or_else(unexpected_answer)?;
-        found.iter().for_each(|own| entry.set_created(own.create_revision));
-        Ok(Position::Missing)
-    }
-
-    /// Handles the answer to [`queue::take`].
-    fn after_take(&mut self, mut answer: TxnResponse) -> Result<Position<Ahead>> {
-        let made = revision_of(answer.header.as_ref())?;
-        let Some(entry) = &mut self.entry else { return Ok(Position::Missing) };
-        if answer.succeeded {
-            entry.set_created(made);
-            return Ok(self.position(queue::Position::First, made));
+            let new = if queues { queue::Position::of_new(&mut answer)? } else { queue::Position::First };
+            return Ok(self.position(new, made));
         }
         let found = answer.ranges().next().ok_or_else(unexpected_answer)?;
         let Some(first) = found.first() else { return Ok(Position::Missing) };
         if first.key == entry.key.as_bytes() {
+            // An earlier request, whose answer was lost, has created the key.
             entry.set_created(first.create_revision);
             return Ok(Position::Missing);
         }
@@ -185,15 +173,10 @@ impl Queue for EtcdQueue {
     }
 
     fn token(&self) -> Option<FencingToken> {
-        let entry = self.entry.as_ref().filter(|entry| !entry.is_abandoned);
-        entry.and_then(|entry| entry.revision).map(queue::token)
+        self.revision().map(queue::token)
     }
 
     async fn locate(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
-        if self.entry.as_ref().is_some_and(|entry| entry.is_abandoned) {
-            // The servers may execute its deletion at any time, which must not hit an entry that holds.
-            self.delete_in_background();
-        }
         match self.revision() {
             Some(revision) => self.read_position(revision).await,
             None => self.join(contender, queues).await,
@@ -219,8 +202,7 @@ impl Queue for EtcdQueue {
         if self.is_gone().await? {
             return Ok(());
         }
-        let Some(entry) = &mut self.entry else { return Ok(()) };
-        entry.is_abandoned = true;
+        let Some(entry) = &self.entry else { return Ok(()) };
         let deleted = self.lease.client().delete(&entry.key).await;
         deleted.map_err(|failure| failed("leave the queue", failure))?;
         self.clear_entry();

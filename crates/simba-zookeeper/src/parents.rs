@@ -32,11 +32,11 @@ pub(crate) async fn create(client: &Client, path: &str) -> Result<()> {
 async fn container(client: &Client, path: &str, access: Access) -> Result<(), Failure> {
     let request = |mode| Request::Create { path: path.to_owned(), data: Vec::new(), mode, access };
     let mut outcome = client.call(request(Mode::Container)).await;
-    if let Err(Failure::Refused(Code::Unimplemented)) = outcome {
+    if let Err(Failure::Refused(Code::UNIMPLEMENTED)) = outcome {
         outcome = client.call(request(Mode::Persistent)).await;
     }
     match outcome {
-        Ok(_) | Err(Failure::Refused(Code::NodeExists)) => Ok(()),
+        Ok(_) | Err(Failure::Refused(Code::NODE_EXISTS)) => Ok(()),
         Err(failure) => Err(failure),
     }
 }

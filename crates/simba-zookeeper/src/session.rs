@@ -175,12 +175,11 @@ impl ZookeeperQueue {
     /// Unless the node is in doubt, the read is deferred, so that a mutex that is held for less than 50 ms needs no
     /// watch.
     async fn own_node_exists(&self, path: String) -> bool {
-        let request = Request::Data { path, watch: true };
-        let mut found = match self.is_in_doubt {
-            true => self.client().send(request),
-            false => self.client().send_deferred(request),
-        };
-        !recv(&mut found).await.is_err_and(|failure| failure.is_no_node())
+        if !self.is_in_doubt {
+            self.client().defer().await;
+        }
+        let found = self.client().call(Request::Data { path, watch: true }).await;
+        !found.is_err_and(|failure| failure.is_no_node())
     }
 }
 
@@ -201,7 +200,6 @@ impl Queue for ZookeeperQueue {
 
     async fn locate(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
         self.shortenings = self.client().shortenings();
-        self.entry.give_up_abandoned();
         if !self.entry.resolve().await? {
             return self.create_parents().await;
         }

@@ -22,7 +22,7 @@ pub(crate) enum Failure {
 impl Failure {
     /// Returns whether the node does not exist.
     pub(crate) const fn is_no_node(&self) -> bool {
-        matches!(self, Self::Refused(Code::NoNode))
+        matches!(self, Self::Refused(Code::NO_NODE))
     }
 }
 

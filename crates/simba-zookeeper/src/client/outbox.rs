@@ -120,8 +120,6 @@ fn undo(request: &Request, outcome: &Outcome) -> Vec<Call> {
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     pub(super) calls: VecDeque<Call>,
-    /// Calls that are sent after a delay, unless their callers are dropped before.
-    pub(super) deferred: Vec<Call>,
 }
 
 impl Outbox {
@@ -144,14 +142,8 @@ impl Outbox {
         checks
     }
 
-    /// Moves the deferred calls to those that are due.
-    pub(super) fn release_deferred(&mut self) {
-        self.calls.extend(mem::take(&mut self.deferred));
-    }
-
     /// Fails the calls that have a caller, and keeps the background calls.
     pub(super) fn fail(&mut self, failure: &Failure) {
-        self.release_deferred();
         for call in mem::take(&mut self.calls) {
             match call.completion {
                 Completion::Answer(_) => {
