@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use simba_net::Backoff;
+use simba_net::queue::Proof;
 use tokio::sync::oneshot;
 
 use crate::client::{Client, Failure, LeaseInUse, TxnResponse, wait_for};
 use crate::error::no_random_bytes;
 use crate::lease::{SharedLease, StoreLease};
+use crate::queue::token;
 
 /// The delays after which a deletion is repeated if the creation was not answered: servers time out pending requests
 /// within seconds, and until then may still execute the creation.
@@ -65,6 +67,11 @@ impl Entry {
     /// Records the revision that created the key.
     pub(crate) const fn set_created(&mut self, revision: i64) {
         (self.revision, self.seen_at) = (Some(revision), revision);
+    }
+
+    /// Returns the last proof of the lease for the key that this revision created.
+    pub(crate) fn proof(&self, revision: i64) -> Proof {
+        Proof { token: token(revision), until: self.lease.until() }
     }
 
     /// Returns whether the key cannot exist, now or later.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use simba_core::operate::{EvictIf, Eviction, MutexRecord, Operate, Probe};
 use simba_core::{MutexName, Result};
-use simba_net::queue::unstable_queue;
+use simba_net::queue::{Holder, unstable_queue};
 
 use crate::backend::EtcdBackend;
 use crate::client::{Compare, DeleteRangeRequest, KeyValue, Op, TxnRequest};
@@ -58,13 +58,8 @@ impl EtcdBackend {
 }
 
 fn record(mutex: MutexName, queue: QueueState, remaining: Option<Duration>) -> MutexRecord {
-    let mut record = MutexRecord::free(mutex);
-    record.waiters = Some(queue.keys.saturating_sub(1));
-    if let Some(head) = queue.head {
-        record.owner = Some(head.owner);
-        record.token = Some(head.token);
-        record.remaining = remaining;
-    }
+    let mut record = simba_net::queue::record(mutex, queue.head.map(|head| head.holder), queue.keys);
+    record.remaining = remaining;
     record
 }
 
@@ -110,13 +105,13 @@ impl Operate for EtcdBackend {
         layout::check(mutex)?;
         for _ in 0..MAX_READS {
             let Some(head) = self.read_queue(mutex).await?.head else { return Ok(Eviction::Vacant) };
-            if !condition.holds_for(&head.owner, Some(head.token)) {
-                return Ok(Eviction::Other(head.owner));
+            if !condition.holds_for(&head.holder.owner, Some(head.holder.token)) {
+                return Ok(Eviction::Other(head.holder.owner));
             }
             let window = self.remaining(&head).await?.unwrap_or_default();
             // Deletes the holder that was read, and no later one.
-            let key = head.key;
-            let revision = i64::try_from(head.token.get()).unwrap_or_default();
+            let (key, Holder { owner, token }) = (head.key, head.holder);
+            let revision = i64::try_from(token.get()).unwrap_or_default();
             let txn = TxnRequest {
                 compare: vec![Compare::created_in(revision, key.clone())],
                 success: vec![Op::Delete(DeleteRangeRequest { key }).into()],
@@ -124,7 +119,7 @@ impl Operate for EtcdBackend {
             };
             let deleted = self.client().txn(txn).await;
             if deleted.map_err(|failure| failed("delete the holder's key", failure))?.succeeded {
-                return Ok(Eviction::Freed { owner: head.owner, window });
+                return Ok(Eviction::Freed { owner, window });
             }
         }
         Err(unstable_queue())

@@ -79,20 +79,11 @@ impl EtcdQueue {
         let Some(entry) = &self.entry else { return Ok(Position::Missing) };
         let read = self.client().txn(queue::read_position(&self.prefix, &entry.key, revision)).await;
         let answer = read.map_err(|failure| failed("read the queue", failure))?;
-        Ok(self.position(queue::Position::of(answer, revision)?, revision))
-    }
-
-    fn position(&mut self, position: queue::Position, revision: i64) -> Position<Ahead> {
-        match (position, &self.entry) {
-            (queue::Position::First, Some(entry)) => {
-                Position::First(Proof { token: queue::token(revision), until: entry.lease.until() })
-            }
-            (queue::Position::Behind(ahead), Some(_)) => Position::Behind(ahead),
-            _ => {
-                self.clear_entry();
-                Position::Missing
-            }
+        let position = queue::position(answer, revision, entry.proof(revision))?;
+        if position == Position::Missing {
+            self.clear_entry();
         }
+        Ok(position)
     }
 
     async fn join(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
@@ -146,8 +137,8 @@ impl EtcdQueue {
         let Some(entry) = &mut self.entry else { return Ok(Position::Missing) };
         if answer.succeeded {
             entry.set_created(made);
-            let new = if queues { queue::Position::of_new(&mut answer)? } else { queue::Position::First };
-            return Ok(self.position(new, made));
+            let proof = entry.proof(made);
+            return if queues { queue::new_position(answer, proof) } else { Ok(Position::First(proof)) };
         }
         let found = answer.ranges().next().ok_or_else(unexpected_answer)?;
         let Some(first) = found.first() else { return Ok(Position::Missing) };
@@ -157,7 +148,7 @@ impl EtcdQueue {
             return Ok(Position::Missing);
         }
         self.delete_in_background();
-        Ok(Position::Taken(Head::of(first)?.into()))
+        Ok(Position::Taken(Head::of(first)?.holder))
     }
 }
 
@@ -220,7 +211,7 @@ impl Queue for EtcdQueue {
         let at = revision_of(answer.header.as_ref())?;
         let key = head.as_ref().map(|head| head.key.clone());
         self.observed = Some(Box::new(Observed { key, at }));
-        Ok(head.map(Holder::from))
+        Ok(head.map(|head| head.holder))
     }
 
     async fn watch_ahead(&mut self, ahead: Ahead) -> Result<Option<Holder>> {
@@ -230,7 +221,7 @@ impl Queue for EtcdQueue {
             let watch = self.client().watch(WatchTarget::deletion_of(&key, at + 1), key != first.key);
             self.turn_watch = Some(Box::new(TurnWatch { key, watch }));
         }
-        Ok(Some(first.into()))
+        Ok(Some(first.holder))
     }
 
     async fn watch_head(&mut self) -> Result<bool> {

@@ -1,6 +1,7 @@
 //! Converts failures of requests to errors.
 
 use simba_core::{Error, ErrorKind};
+use simba_net::closed;
 
 use crate::client::{Code, Failure};
 
@@ -46,10 +47,6 @@ fn refused(doing: &str, code: Code) -> Error {
         _ => (ErrorKind::Unavailable, format!("the server did not {doing}")),
     };
     Error::new(kind, message).with_source(code)
-}
-
-pub(crate) fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the backend is closed")
 }
 
 pub(crate) fn no_chroot(chroot: &str) -> Error {

@@ -5,7 +5,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use simba_core::operate::{EvictIf, Eviction, MutexRecord, Operate, Probe};
 use simba_core::{MutexName, Result};
-use simba_net::queue::unstable_queue;
+use simba_net::queue::{Holder, record, unstable_queue};
 
 use crate::backend::ZookeeperBackend;
 use crate::client::{Client, Request, lease};
@@ -36,21 +36,12 @@ async fn read_queue(client: &Client, path: &str) -> Result<QueueState> {
     Err(unstable_queue())
 }
 
-fn record(mutex: MutexName, state: QueueState) -> MutexRecord {
-    let mut record = MutexRecord::free(mutex);
-    record.waiters = Some(state.nodes.saturating_sub(1));
-    if let Some(head) = state.head {
-        record.owner = Some(head.owner);
-        record.token = Some(head.token);
-    }
-    record
-}
-
 impl ZookeeperBackend {
     async fn record_of(&self, client: &Client, mutex: MutexName) -> Result<MutexRecord> {
         layout::check(&mutex)?;
         let path = self.config().paths().mutex(&mutex);
-        Ok(record(mutex, read_queue(client, &path).await?))
+        let QueueState { head, nodes } = read_queue(client, &path).await?;
+        Ok(record(mutex, head.map(|head| head.holder), nodes))
     }
 }
 
@@ -83,12 +74,13 @@ impl Operate for ZookeeperBackend {
         let window = lease(self.longest_session().await?);
         for _ in 0..MAX_READS {
             let Some(head) = read_queue(&client, &path).await?.head else { return Ok(Eviction::Vacant) };
-            if !condition.holds_for(&head.owner, Some(head.token)) {
-                return Ok(Eviction::Other(head.owner));
+            let Holder { owner, token } = head.holder;
+            if !condition.holds_for(&owner, Some(token)) {
+                return Ok(Eviction::Other(owner));
             }
             // The name of a node is never reused, so this evicts only the holder that was read.
             match client.call(Request::Delete { path: format!("{path}/{}", head.name) }).await {
-                Ok(_) => return Ok(Eviction::Freed { owner: head.owner, window }),
+                Ok(_) => return Ok(Eviction::Freed { owner, window }),
                 Err(failure) if failure.is_no_node() => {}
                 Err(failure) => return Err(failed("delete the holder's node", failure)),
             }

@@ -13,14 +13,7 @@ const DOING: &str = "read the queue of the mutex";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) name: String,
-    pub(crate) owner: ContenderId,
-    pub(crate) token: FencingToken,
-}
-
-impl From<Head> for Holder {
-    fn from(head: Head) -> Self {
-        Self { owner: head.owner, token: head.token }
-    }
+    pub(crate) holder: Holder,
 }
 
 /// Returns the names of all nodes in the queue, or `None` if the mutex has no node.
@@ -89,5 +82,6 @@ pub(crate) async fn watch_empty(client: &Client, path: &str) -> Result<bool> {
 fn head_of(name: &str, data: &[u8], stat: Stat) -> Head {
     let id = std::str::from_utf8(data).ok().and_then(|id| ContenderId::foreign(id).ok());
     let owner = id.or_else(|| ContenderId::foreign(name).ok()).unwrap_or_else(ContenderId::generate);
-    Head { name: name.to_owned(), owner, token: FencingToken::new(stat.czxid.unsigned_abs()) }
+    let token = FencingToken::new(stat.czxid.unsigned_abs());
+    Head { name: name.to_owned(), holder: Holder { owner, token } }
 }

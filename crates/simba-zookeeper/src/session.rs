@@ -11,7 +11,7 @@ use simba_net::queue::{Holder, Position, Proof, Queue, unstable_queue};
 use crate::client::{Checked, Client, Names, Request, checked, recv};
 use crate::entry::{Entry, Node};
 use crate::error::failed;
-use crate::latch;
+use crate::latch::{self, Ahead};
 use crate::parents;
 use crate::queue::{self, Head};
 
@@ -65,12 +65,6 @@ impl Watch {
     fn new(client: &Client, path: &str, name: String) -> Self {
         Self { name, connection: client.connection(), subscription: client.subscribe(path) }
     }
-}
-
-/// The node directly before the own one, and the first. They may be the same.
-pub(crate) struct Ahead {
-    first: String,
-    next: String,
 }
 
 impl ZookeeperQueue {
@@ -155,19 +149,13 @@ impl ZookeeperQueue {
     }
 
     fn position(&mut self, node: Node, names: &Names, until: Moment) -> Position<Ahead> {
-        match latch::position(names, &node.name.to_string()) {
-            latch::Position::Missing => {
-                self.clear();
-                Position::Missing
-            }
-            latch::Position::First => {
-                self.until = until;
-                Position::First(Proof { token: node.token, until })
-            }
-            latch::Position::Behind { first, next } => {
-                Position::Behind(Ahead { first: first.to_owned(), next: next.to_owned() })
-            }
+        let position = latch::position(names, &node.name.to_string(), Proof { token: node.token, until });
+        match position {
+            Position::Missing => self.clear(),
+            Position::First(_) => self.until = until,
+            _ => {}
         }
+        position
     }
 
     /// Reads and watches the own node. Returns true if the read fails: the next connection gives another hint.
@@ -255,7 +243,7 @@ impl Queue for ZookeeperQueue {
                 waiting.head = queue::read(&client, &parent, first).await?;
             }
             if let Some(head) = &waiting.head {
-                return Ok(Some(head.clone().into()));
+                return Ok(Some(head.holder.clone()));
             }
         }
         Err(unstable_queue())
@@ -285,7 +273,7 @@ impl Queue for ZookeeperQueue {
         if let Some(read) = &mut reading {
             waiting.head = queue::parse(&first, recv(read).await)?;
         }
-        Ok(waiting.head.clone().map(Holder::from))
+        Ok(waiting.head.as_ref().map(|head| head.holder.clone()))
     }
 
     async fn watch_head(&mut self) -> Result<bool> {

@@ -31,6 +31,8 @@ use simba_core::spi::within;
 use simba_core::{Clock, Error, ErrorKind, Moment, Result};
 use tokio::sync::{Notify, oneshot};
 
+use crate::closed;
+
 /// Sends several calls as one request.
 ///
 /// # For implementors
@@ -435,10 +437,6 @@ async fn end_of(window: &mut Option<Sleep>) {
     if let Some(window) = window {
         window.await;
     }
-}
-
-fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the connection of this handle is closed")
 }
 
 fn timed_out(limit: Duration) -> Error {

@@ -39,8 +39,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use simba_core::operate::MutexRecord;
 use simba_core::spi::{Answer, Claim, Holding, Intent, Ownership, Prior, Session, async_trait};
-use simba_core::{ContenderId, Error, ErrorKind, FencingToken, Moment, Result};
+use simba_core::{ContenderId, Error, ErrorKind, FencingToken, Moment, MutexName, Result};
 
 /// The number of attempts to act on a queue that changes in between.
 const MAX_ATTEMPTS: usize = 8;
@@ -167,6 +168,15 @@ pub struct Holder {
     pub owner: ContenderId,
     /// The number of its creation.
     pub token: FencingToken,
+}
+
+/// Returns the record of a mutex by the first entry of its queue and the number of entries.
+#[must_use]
+pub fn record(mutex: MutexName, head: Option<Holder>, entries: usize) -> MutexRecord {
+    let mut record = MutexRecord::free(mutex);
+    record.waiters = Some(entries.saturating_sub(1));
+    (record.owner, record.token) = head.map(|head| (head.owner, head.token)).unzip();
+    record
 }
 
 /// One contender or observer of a [`Queue`]. See the [module documentation](self).
