@@ -15,7 +15,7 @@ use crate::NAME;
 use crate::client::{Client, Request};
 use crate::config::ZookeeperConfig;
 use crate::entry::Entry;
-use crate::error::{failed, no_chroot};
+use crate::error::{found, no_chroot};
 use crate::layout;
 use crate::session::ZookeeperQueue;
 
@@ -77,10 +77,7 @@ impl ZookeeperBackend {
         client.ready().await?;
         let chroot = self.config.chroot_or_root();
         let exists = client.call(Request::Exists { path: chroot.to_owned(), watch: false }).await;
-        exists.map_err(|failure| match failure.is_no_node() {
-            true => no_chroot(chroot),
-            false => failed("read the chroot", failure),
-        })?;
+        found("read the chroot", exists)?.ok_or_else(|| no_chroot(chroot))?;
         client.close().await;
         Ok(())
     }

@@ -8,7 +8,7 @@ use simba_core::{FencingToken, MutexName, Result};
 use tokio::sync::oneshot;
 
 use crate::client::{Client, Failure, Mode, Outcome, Reply, Request, Stat, recv};
-use crate::error::{failed, no_randomness, unexpected_reply};
+use crate::error::{failed, found, no_randomness, unexpected_reply};
 use crate::latch::{self, NamePrefix, NodeName};
 use crate::queue;
 
@@ -149,21 +149,19 @@ impl Entry {
     async fn find(&self, prefix: NamePrefix) -> Result<State> {
         let names = queue::names(&self.client, &self.parent()).await?.unwrap_or_default();
         let Some(name) = names.iter().find_map(|name| prefix.parse(name)) else { return Ok(State::Absent) };
-        match self.client.call(Request::Data { path: self.path(name), watch: false }).await {
-            Ok(Reply::Data { stat, .. }) => Ok(State::created(name, stat)),
-            Ok(_) => Err(unexpected_reply()),
-            Err(failure) if failure.is_no_node() => Ok(State::Absent),
-            Err(failure) => Err(failed("look up the own node", failure)),
+        let read = self.client.call(Request::Data { path: self.path(name), watch: false }).await;
+        match found("look up the own node", read)? {
+            Some(Reply::Data { stat, .. }) => Ok(State::created(name, stat)),
+            Some(_) => Err(unexpected_reply()),
+            None => Ok(State::Absent),
         }
     }
 
     /// Deletes the node. Succeeds if it does not exist.
     pub(crate) async fn delete(&mut self) -> Result<()> {
         if let Some(node) = self.node() {
-            match self.client.call(Request::Delete { path: self.path(node.name) }).await {
-                Err(failure) if !failure.is_no_node() => return Err(failed("delete a node", failure)),
-                _ => {}
-            }
+            let deleted = self.client.call(Request::Delete { path: self.path(node.name) }).await;
+            found("delete a node", deleted)?;
         }
         self.clear();
         Ok(())

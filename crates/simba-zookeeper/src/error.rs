@@ -17,6 +17,15 @@ pub(crate) fn failed(doing: &str, failure: Failure) -> Error {
     }
 }
 
+/// Returns the reply to a request, or `None` if the node does not exist.
+pub(crate) fn found<T>(doing: &str, outcome: Result<T, Failure>) -> Result<Option<T>, Error> {
+    match outcome {
+        Ok(reply) => Ok(Some(reply)),
+        Err(failure) if failure.is_no_node() => Ok(None),
+        Err(failure) => Err(failed(doing, failure)),
+    }
+}
+
 fn refused(doing: &str, code: Code) -> Error {
     let (kind, message) = match code {
         Code::NO_AUTH | Code::AUTH_FAILED => (

@@ -9,7 +9,7 @@ use simba_net::queue::{Holder, record, unstable_queue};
 
 use crate::backend::ZookeeperBackend;
 use crate::client::{Client, Request, lease};
-use crate::error::failed;
+use crate::error::found;
 use crate::latch;
 use crate::layout;
 use crate::queue::{self, Head};
@@ -79,10 +79,9 @@ impl Operate for ZookeeperBackend {
                 return Ok(Eviction::Other(owner));
             }
             // The name of a node is never reused, so this evicts only the holder that was read.
-            match client.call(Request::Delete { path: format!("{path}/{}", head.name) }).await {
-                Ok(_) => return Ok(Eviction::Freed { owner, window }),
-                Err(failure) if failure.is_no_node() => {}
-                Err(failure) => return Err(failed("delete the holder's node", failure)),
+            let deleted = client.call(Request::Delete { path: format!("{path}/{}", head.name) }).await;
+            if found("delete the holder's node", deleted)?.is_some() {
+                return Ok(Eviction::Freed { owner, window });
             }
         }
         Err(unstable_queue())

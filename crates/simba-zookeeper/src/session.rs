@@ -10,7 +10,7 @@ use simba_net::queue::{Holder, Position, Proof, Queue, unstable_queue};
 
 use crate::client::{Checked, Client, Names, Request, checked, recv};
 use crate::entry::{Entry, Node};
-use crate::error::failed;
+use crate::error::found;
 use crate::latch::{self, Ahead};
 use crate::parents;
 use crate::queue::{self, Head};
@@ -85,17 +85,13 @@ impl ZookeeperQueue {
 
     /// Returns whether a reconnect has granted a shorter session since the last proof.
     fn is_shortened(&self) -> bool {
-        self.client().shortenings() != self.shortenings
+        self.client().proofs().shortenings() != self.shortenings
     }
 
     /// Returns the end of the proof that a check gives, or `None` if the node does not exist any more.
     fn confirmed(&mut self, node: Node, checked: Checked) -> Result<Option<Moment>> {
-        let until = match checked {
-            // A check by another session does not prove that of the node.
-            Ok(()) => self.client().proven_until(node.session),
-            Err(failure) if failure.is_no_node() => None,
-            Err(failure) => return Err(failed("renew", failure)),
-        };
+        // A check by another session does not prove that of the node.
+        let until = found("renew", checked)?.and_then(|()| self.client().proofs().until(node.session));
         if until.is_none() {
             self.clear();
         }
@@ -119,7 +115,7 @@ impl ZookeeperQueue {
         let Some(node) = self.entry.node() else { return Ok(Position::Missing) };
         let Some(names) = queue::children(recv(&mut listed).await)? else { return Ok(Position::Missing) };
         // The creation was a quorum call: it is the last proof.
-        let until = self.client().proven_until(node.session).unwrap_or(Moment::ZERO);
+        let until = self.client().proofs().until(node.session).unwrap_or(Moment::ZERO);
         Ok(self.position(node, &names, until))
     }
 
@@ -130,7 +126,7 @@ impl ZookeeperQueue {
     /// together with the read when a hint makes the turn likely.
     async fn read_position(&mut self, node: Node) -> Result<Position<Ahead>> {
         let likely = self.waiting.as_ref().is_some_and(|waiting| waiting.is_hinted);
-        let mut until = self.client().proven_until(node.session).unwrap_or(Moment::ZERO);
+        let mut until = self.client().proofs().until(node.session).unwrap_or(Moment::ZERO);
         let is_proven = until.saturating_since(self.now()) >= self.lease() / 2;
         let mut listed = queue::send_list(self.client(), &self.entry.parent());
         let mut checking =
@@ -187,7 +183,7 @@ impl Queue for ZookeeperQueue {
     }
 
     async fn locate(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
-        self.shortenings = self.client().shortenings();
+        self.shortenings = self.client().proofs().shortenings();
         if !self.entry.resolve().await? {
             return self.create_parents().await;
         }
@@ -205,14 +201,14 @@ impl Queue for ZookeeperQueue {
             let checking = client.check(path);
             // After the check was queued: a shorter grant that is not visible here fails the check.
             if self.is_shortened() {
-                self.shortenings = client.shortenings();
-                Some(self.until.min(client.shortened_until()))
+                self.shortenings = client.proofs().shortenings();
+                Some(client.proofs().shortened(self.until))
             } else {
                 self.confirmed(node, checking.await)?
             }
         } else {
             // Before the check: a shorter grant before it does not limit what the check proves.
-            self.shortenings = client.shortenings();
+            self.shortenings = client.proofs().shortenings();
             self.confirmed(node, checked(recv(&mut client.send_check(path)).await))?
         };
         self.until = until.unwrap_or(self.until);

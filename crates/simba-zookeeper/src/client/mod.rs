@@ -181,19 +181,8 @@ impl Client {
         lease(self.timeout())
     }
 
-    /// Returns the end of the last proof of a session.
-    pub(crate) fn proven_until(&self, session: i64) -> Option<Moment> {
-        self.shared.proofs.until(session)
-    }
-
-    /// Returns how often a reconnect granted a shorter timeout.
-    pub(crate) fn shortenings(&self) -> u32 {
-        self.shared.proofs.shortenings()
-    }
-
-    /// Returns the end of all proofs that are older than the last shorter grant.
-    pub(crate) fn shortened_until(&self) -> Moment {
-        self.shared.proofs.shortened_until()
+    pub(crate) fn proofs(&self) -> &Proofs {
+        &self.shared.proofs
     }
 
     /// Subscribes to the events of watches on this path, and to reconnects: watches end with their connection.
