@@ -232,21 +232,18 @@ impl Connection {
 
     /// Handles all complete messages in the buffer.
     fn read(&mut self, ctx: &mut Context, session: &mut Session) -> Result<Option<End>, Malformed> {
-        loop {
-            // The frame borrows the buffer, and `on_frame` borrows `self`: move the buffer out meanwhile.
-            let mut frames = std::mem::take(&mut self.transport.frames);
-            let outcome = match frames.next() {
-                Ok(Some(frame)) => self.on_frame(frame, ctx, session).map(Some),
-                Ok(None) => Ok(None),
+        // The frame borrows the buffer, and `on_frame` borrows `self`: move the buffer out meanwhile.
+        let mut frames = std::mem::take(&mut self.transport.frames);
+        let mut end = Ok(None);
+        while let Ok(None) = end {
+            end = match frames.next() {
+                Ok(Some(frame)) => self.on_frame(frame, ctx, session),
+                Ok(None) => break,
                 Err(malformed) => Err(malformed),
             };
-            self.transport.frames = frames;
-            match outcome? {
-                None => return Ok(None),
-                Some(None) => {}
-                Some(Some(end)) => return Ok(Some(end)),
-            }
         }
+        self.transport.frames = frames;
+        end
     }
 
     fn on_frame(

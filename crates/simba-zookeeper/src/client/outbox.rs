@@ -6,7 +6,7 @@ use std::mem;
 use tokio::sync::oneshot;
 
 use super::failure::Failure;
-use super::protocol::{Mode, Reply, Request};
+use super::protocol::{Code, Mode, Reply, Request};
 
 pub(crate) type Outcome = Result<Reply, Failure>;
 
@@ -99,8 +99,8 @@ impl Call {
 /// Logs that the server refused a background call: there is no caller to return the error to.
 fn log_leftover(outcome: &Outcome) {
     match outcome {
-        Err(failure @ Failure::Refused(_)) if !failure.is_no_node() => {
-            tracing::warn!(%failure, "a node that is not needed stays until its session ends");
+        Err(Failure::Refused(code)) if *code != Code::NO_NODE => {
+            tracing::warn!(failure = %code, "a node that is not needed stays until its session ends");
         }
         _ => {}
     }
