@@ -31,9 +31,9 @@ pub(crate) struct Entry {
     /// The last revision at which the key was seen.
     pub(crate) seen_at: i64,
     /// The request that creates the key, until its outcome was read.
-    pending: Option<PendingTxn>,
-    /// Whether a creation was not answered: the servers may still execute it.
-    is_ambiguous: bool,
+    pub(crate) pending: Option<PendingTxn>,
+    /// Whether a creation was not answered: the servers may still execute it, also after the key was deleted.
+    pub(crate) is_ambiguous: bool,
     _in_use: LeaseInUse,
 }
 
@@ -45,11 +45,6 @@ impl Entry {
         let key = format!("{prefix}{:x}-{:016x}", lease.id, u64::from_be_bytes(nonce));
         let _in_use = client.use_lease(lease.ttl());
         Ok(Self { key, lease, revision: None, seen_at: 0, pending: None, is_ambiguous: false, _in_use })
-    }
-
-    /// Stores the request that creates the key.
-    pub(crate) fn set_pending(&mut self, pending: PendingTxn) {
-        self.pending = Some(pending);
     }
 
     /// Waits for the outcome of the pending request; `None` without one.
@@ -105,10 +100,5 @@ impl Entry {
             }
         };
         drop(shared.client().spawn(deleting));
-    }
-
-    /// Returns whether the servers may create the key again after it was deleted.
-    pub(crate) const fn is_ambiguous(&self) -> bool {
-        self.is_ambiguous
     }
 }

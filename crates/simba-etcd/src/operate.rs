@@ -47,11 +47,9 @@ impl EtcdBackend {
         Ok(QueueState { head: kvs.first().map(Head::of).transpose()?, keys: kvs.len() })
     }
 
-    /// Returns the remaining time of the holder's lease; `None` for a key without a lease.
-    async fn remaining(&self, head: &Head) -> Result<Option<Duration>> {
-        if head.lease == 0 {
-            return Ok(None);
-        }
+    /// Returns the remaining time of the holder's lease; `None` without a holder, and for a key without a lease.
+    async fn remaining(&self, head: Option<&Head>) -> Result<Option<Duration>> {
+        let Some(head) = head.filter(|head| head.lease != 0) else { return Ok(None) };
         let remaining = self.client().time_to_live(head.lease).await;
         remaining.map(Some).map_err(|failure| failed("read the remaining time of a lease", failure))
     }
@@ -81,10 +79,10 @@ impl Operate for EtcdBackend {
         let mut leases = HashMap::new();
         let mut records = Vec::new();
         for (mutex, queue) in mutexes {
-            let remaining = match &queue.head {
-                Some(head) if leases.contains_key(&head.lease) => leases[&head.lease],
-                Some(head) => *leases.entry(head.lease).or_insert(self.remaining(head).await?),
-                None => None,
+            let lease = queue.head.as_ref().map(|head| head.lease);
+            let remaining = match leases.get(&lease) {
+                Some(known) => *known,
+                None => *leases.entry(lease).or_insert(self.remaining(queue.head.as_ref()).await?),
             };
             records.push(record(mutex, queue, remaining));
         }
@@ -94,10 +92,7 @@ impl Operate for EtcdBackend {
     async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
         layout::check(mutex)?;
         let queue = self.read_queue(mutex).await?;
-        let remaining = match &queue.head {
-            Some(head) => self.remaining(head).await?,
-            None => None,
-        };
+        let remaining = self.remaining(queue.head.as_ref()).await?;
         Ok(record(mutex.clone(), queue, remaining))
     }
 
@@ -108,7 +103,7 @@ impl Operate for EtcdBackend {
             if !condition.holds_for(&head.holder.owner, Some(head.holder.token)) {
                 return Ok(Eviction::Other(head.holder.owner));
             }
-            let window = self.remaining(&head).await?.unwrap_or_default();
+            let window = self.remaining(Some(&head)).await?.unwrap_or_default();
             // Deletes the holder that was read, and no later one.
             let (key, Holder { owner, token }) = (head.key, head.holder);
             let revision = i64::try_from(token.get()).unwrap_or_default();

@@ -56,7 +56,7 @@ impl EtcdQueue {
 
     /// Clears the entry, whose key does not exist any more.
     fn clear_entry(&mut self) {
-        if let Some(entry) = self.entry.take_if(|entry| entry.is_ambiguous()) {
+        if let Some(entry) = self.entry.take_if(|entry| entry.is_ambiguous) {
             // An unanswered request may create the key once more.
             entry.delete_in_background(&self.lease);
         }
@@ -125,9 +125,9 @@ impl EtcdQueue {
         };
         let txn = if queues { queue::join } else { queue::take };
         let txn = txn(&self.prefix, &entry.key, contender, entry.lease.id);
-        let pending = self.client().start_txn(txn);
+        let pending = Some(self.client().start_txn(txn));
         let entry = self.entry.insert(entry);
-        entry.set_pending(pending);
+        entry.pending = pending;
         Ok(entry.outcome().await.unwrap_or(Err(Failure::Closed)))
     }
 

@@ -47,8 +47,6 @@ use crate::config::EtcdConfig;
 pub(crate) struct Client {
     shared: Arc<Shared>,
     runtime: Handle,
-    /// The prefix of all keys.
-    root: String,
 }
 
 /// The state that the client and its supervisor share.
@@ -104,9 +102,9 @@ impl Client {
             token: Token::default(),
             login: Mutex::new(()),
         });
-        let (runtime, root) = (Handle::current(), shared.config.keys().root());
+        let runtime = Handle::current();
         runtime.spawn(Members::new(Arc::clone(&shared)).run());
-        Self { shared, runtime, root }
+        Self { shared, runtime }
     }
 
     /// Waits until a member accepts the connection, or every one has failed.
@@ -153,7 +151,7 @@ impl Client {
 
     /// Returns a read that finds at most one key and needs a quorum. A serializable read would need one member only.
     pub(crate) fn quorum_read(&self) -> RangeRequest {
-        RangeRequest::of_key(&self.root)
+        Connection::quorum_read(&self.shared.config)
     }
 
     /// Starts a transaction that runs to its end even if the receiver is dropped.
