@@ -10,37 +10,17 @@ use simba_net::queue::{Holder, record, unstable_queue};
 use crate::backend::ZookeeperBackend;
 use crate::client::{Client, Request, lease};
 use crate::error::found;
-use crate::latch;
 use crate::layout;
-use crate::queue::{self, Head};
+use crate::queue::{self, MAX_READS};
 
 /// The number of mutexes that are read concurrently.
 const CONCURRENT_READS: usize = 64;
-/// The number of attempts to read a queue that changes meanwhile.
-const MAX_READS: usize = 8;
-
-/// The holder of a mutex and the number of its nodes.
-struct QueueState {
-    head: Option<Head>,
-    nodes: usize,
-}
-
-async fn read_queue(client: &Client, path: &str) -> Result<QueueState> {
-    for _ in 0..MAX_READS {
-        let names = queue::names(client, path).await?.unwrap_or_default();
-        let Some(first) = latch::first(&names) else { return Ok(QueueState { head: None, nodes: 0 }) };
-        if let Some(head) = queue::read(client, path, first).await? {
-            return Ok(QueueState { head: Some(head), nodes: names.len() });
-        }
-    }
-    Err(unstable_queue())
-}
 
 impl ZookeeperBackend {
     async fn record_of(&self, client: &Client, mutex: MutexName) -> Result<MutexRecord> {
         layout::check(&mutex)?;
         let path = self.config().paths().mutex(&mutex);
-        let QueueState { head, nodes } = read_queue(client, &path).await?;
+        let (head, nodes) = queue::first(client, &path, None).await?;
         Ok(record(mutex, head.map(|head| head.holder), nodes))
     }
 }
@@ -73,7 +53,9 @@ impl Operate for ZookeeperBackend {
         // Servers do not report the timeout of the holder's session. It is at most the longest that they grant.
         let window = lease(self.longest_session().await?);
         for _ in 0..MAX_READS {
-            let Some(head) = read_queue(&client, &path).await?.head else { return Ok(Eviction::Vacant) };
+            let (Some(head), _) = queue::first(&client, &path, None).await? else {
+                return Ok(Eviction::Vacant);
+            };
             let Holder { owner, token } = head.holder;
             if !condition.holds_for(&owner, Some(token)) {
                 return Ok(Eviction::Other(owner));

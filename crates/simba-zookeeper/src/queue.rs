@@ -1,12 +1,15 @@
 //! Reads the queue of a mutex.
 
 use simba_core::{ContenderId, FencingToken, Result};
-use simba_net::queue::Holder;
+use simba_net::queue::{Holder, unstable_queue};
 use tokio::sync::oneshot;
 
 use crate::client::{Client, Names, Outcome, Reply, Request, Stat, recv};
 use crate::error::{found, unexpected_reply};
+use crate::latch;
 
+/// The number of attempts to read a queue that changes meanwhile.
+pub(crate) const MAX_READS: usize = 8;
 const DOING: &str = "read the queue of the mutex";
 
 /// A node of the queue, usually the first.
@@ -54,8 +57,29 @@ pub(crate) fn parse(name: &str, outcome: Outcome) -> Result<Option<Head>> {
 }
 
 /// Reads a node. Returns `None` if it does not exist any more.
-pub(crate) async fn read(client: &Client, path: &str, name: &str) -> Result<Option<Head>> {
+async fn read(client: &Client, path: &str, name: &str) -> Result<Option<Head>> {
     parse(name, recv(&mut send_read(client, path, name, false)).await)
+}
+
+/// Returns the first node, which holds the mutex, and the number of nodes. Does not read a `known` first node again,
+/// since its contender never changes.
+///
+/// # Errors
+///
+/// The first node was deleted during every attempt to read it.
+pub(crate) async fn first(client: &Client, path: &str, known: Option<Head>) -> Result<(Option<Head>, usize)> {
+    for _ in 0..MAX_READS {
+        let names = names(client, path).await?.unwrap_or_default();
+        let Some(first) = latch::first(&names) else { return Ok((None, 0)) };
+        let head = match &known {
+            Some(known) if known.name == first => Some(known.clone()),
+            _ => read(client, path, first).await?,
+        };
+        if head.is_some() {
+            return Ok((head, names.len()));
+        }
+    }
+    Err(unstable_queue())
 }
 
 /// Watches for the first node of an empty queue. Returns false if there is a node already.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use simba_core::spi::Subscription;
 use simba_core::{ContenderId, FencingToken, Moment, Result};
-use simba_net::queue::{Holder, Position, Proof, Queue, unstable_queue};
+use simba_net::queue::{Holder, Position, Proof, Queue};
 
 use crate::client::{Checked, Client, Names, Request, checked, recv};
 use crate::entry::{Entry, Node};
@@ -14,9 +14,6 @@ use crate::error::found;
 use crate::latch::{self, Ahead};
 use crate::parents;
 use crate::queue::{self, Head};
-
-/// The number of attempts to read a queue that changes meanwhile.
-const MAX_READS: usize = 8;
 
 /// The queue of one mutex. A process may hold thousands of mutexes, so the state that only waiters need is boxed.
 pub(crate) struct ZookeeperQueue {
@@ -229,20 +226,8 @@ impl Queue for ZookeeperQueue {
     async fn read_head(&mut self) -> Result<Option<Holder>> {
         let (client, parent) = (Arc::clone(self.client()), self.entry.parent());
         let waiting = self.waiting.get_or_insert_default();
-        for _ in 0..MAX_READS {
-            let names = queue::names(&client, &parent).await?;
-            let Some(first) = names.as_ref().and_then(latch::first) else {
-                waiting.head = None;
-                return Ok(None);
-            };
-            if waiting.head.as_ref().is_none_or(|head| head.name != first) {
-                waiting.head = queue::read(&client, &parent, first).await?;
-            }
-            if let Some(head) = &waiting.head {
-                return Ok(Some(head.holder.clone()));
-            }
-        }
-        Err(unstable_queue())
+        (waiting.head, _) = queue::first(&client, &parent, waiting.head.clone()).await?;
+        Ok(waiting.head.as_ref().map(|head| head.holder.clone()))
     }
 
     /// Watches the node directly before the own one and reads the first node, in one round trip.
