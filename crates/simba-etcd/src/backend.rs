@@ -1,25 +1,21 @@
 //! The backend: one connection, and one lease at the store for each length, for any number of mutexes.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use simba_core::spi::{Backend, Claim, Operate, Session};
 use simba_core::{Clock, Error, ErrorKind, Result, SystemClock};
+use simba_net::PerLease;
 use simba_net::queue::QueueSession;
 
 use crate::NAME;
 use crate::client::Client;
 use crate::config::EtcdConfig;
-use crate::error::closed;
 use crate::layout;
 use crate::lease::SharedLease;
 use crate::session::EtcdQueue;
-
-/// The number of leases that are kept without a user, each of another length.
-const MAX_IDLE: usize = 8;
 
 /// A backend that keeps mutexes in an etcd cluster.
 ///
@@ -41,8 +37,8 @@ const MAX_IDLE: usize = 8;
 pub struct EtcdBackend {
     config: Arc<EtcdConfig>,
     client: Arc<Client>,
-    /// By their requested length in milliseconds; `None` once closed.
-    leases: Mutex<Option<HashMap<u128, Arc<SharedLease>>>>,
+    /// By their requested length. Dropping the last reference revokes a lease.
+    leases: PerLease<SharedLease>,
 }
 
 impl EtcdBackend {
@@ -74,7 +70,7 @@ impl EtcdBackend {
         let config = Arc::new(config);
         let client = Arc::new(Client::start(Arc::clone(&config), clock));
         client.ready().await.map_err(|error| error.with_backend(NAME))?;
-        Ok(Self { config, client, leases: Mutex::new(Some(HashMap::new())) })
+        Ok(Self { config, client, leases: PerLease::default() })
     }
 
     pub(crate) fn config(&self) -> &EtcdConfig {
@@ -87,19 +83,7 @@ impl EtcdBackend {
 
     /// Returns the lease for mutexes with this length of lease.
     pub(crate) fn shared_lease(&self, length: Duration) -> Result<Arc<SharedLease>> {
-        let mut leases = self.leases();
-        let leases = leases.as_mut().ok_or_else(closed)?;
-        let millis = length.as_millis();
-        if !leases.contains_key(&millis) && leases.len() >= MAX_IDLE {
-            // Dropping the last reference revokes the lease.
-            leases.retain(|_, lease| Arc::strong_count(lease) > 1);
-        }
-        let start = || SharedLease::start(Arc::clone(&self.client), length);
-        Ok(Arc::clone(leases.entry(millis).or_insert_with(start)))
-    }
-
-    fn leases(&self) -> MutexGuard<'_, Option<HashMap<u128, Arc<SharedLease>>>> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+        self.leases.get(length, || SharedLease::start(Arc::clone(&self.client), length))
     }
 }
 
@@ -127,8 +111,8 @@ impl Backend for EtcdBackend {
     }
 
     async fn close(&self) {
-        let leases = self.leases().take().unwrap_or_default();
-        futures_util::future::join_all(leases.values().map(|lease| lease.close())).await;
+        let leases = self.leases.close();
+        futures_util::future::join_all(leases.iter().map(|lease| lease.close())).await;
         self.client.close();
     }
 }

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use simba_net::Backoff;
+use simba_net::queue::Proof;
 use tokio::sync::oneshot;
 
 use crate::client::{Client, Failure, LeaseInUse, TxnResponse, wait_for};
 use crate::error::no_random_bytes;
 use crate::lease::{SharedLease, StoreLease};
+use crate::queue::token;
 
 /// The delays after which a deletion is repeated if the creation was not answered: servers time out pending requests
 /// within seconds, and until then may still execute the creation.
@@ -28,12 +30,10 @@ pub(crate) struct Entry {
     pub(crate) revision: Option<i64>,
     /// The last revision at which the key was seen.
     pub(crate) seen_at: i64,
-    /// Whether a deletion was requested, which the servers may execute at any time.
-    pub(crate) is_abandoned: bool,
     /// The request that creates the key, until its outcome was read.
-    pending: Option<PendingTxn>,
-    /// Whether a creation was not answered: the servers may still execute it.
-    is_ambiguous: bool,
+    pub(crate) pending: Option<PendingTxn>,
+    /// Whether a creation was not answered: the servers may still execute it, also after the key was deleted.
+    pub(crate) is_ambiguous: bool,
     _in_use: LeaseInUse,
 }
 
@@ -44,21 +44,7 @@ impl Entry {
         getrandom::fill(&mut nonce).map_err(|_| no_random_bytes())?;
         let key = format!("{prefix}{:x}-{:016x}", lease.id, u64::from_be_bytes(nonce));
         let _in_use = client.use_lease(lease.ttl());
-        Ok(Self {
-            key,
-            lease,
-            revision: None,
-            seen_at: 0,
-            is_abandoned: false,
-            pending: None,
-            is_ambiguous: false,
-            _in_use,
-        })
-    }
-
-    /// Stores the request that creates the key.
-    pub(crate) fn set_pending(&mut self, pending: PendingTxn) {
-        self.pending = Some(pending);
+        Ok(Self { key, lease, revision: None, seen_at: 0, pending: None, is_ambiguous: false, _in_use })
     }
 
     /// Waits for the outcome of the pending request; `None` without one.
@@ -76,6 +62,11 @@ impl Entry {
     /// Records the revision that created the key.
     pub(crate) const fn set_created(&mut self, revision: i64) {
         (self.revision, self.seen_at) = (Some(revision), revision);
+    }
+
+    /// Returns the last proof of the lease for the key that this revision created.
+    pub(crate) fn proof(&self, revision: i64) -> Proof {
+        Proof { token: token(revision), until: self.lease.until() }
     }
 
     /// Returns whether the key cannot exist, now or later.
@@ -109,10 +100,5 @@ impl Entry {
             }
         };
         drop(shared.client().spawn(deleting));
-    }
-
-    /// Returns whether the servers may create the key again after it was deleted.
-    pub(crate) const fn is_ambiguous(&self) -> bool {
-        self.is_ambiguous
     }
 }

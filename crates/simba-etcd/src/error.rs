@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use simba_core::{Error, ErrorKind};
+use simba_net::{Endpoint, closed};
 use tonic::{Code, Status};
 
 use crate::client::Failure;
-use simba_net::Endpoint;
 
 /// Returns the error of a call with this purpose, an infinitive: `delete a key`.
 pub(crate) fn failed(action: &str, failure: Failure) -> Error {
@@ -55,10 +55,6 @@ fn refused(action: &str, status: Status) -> Error {
         _ => (ErrorKind::Unavailable, format!("the server did not {action}: {detail}")),
     };
     Error::new(kind, message).with_source(status)
-}
-
-pub(crate) fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the backend is closed")
 }
 
 pub(crate) fn unexpected_answer() -> Error {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use simba_core::operate::{EvictIf, Eviction, MutexRecord, Operate, Probe};
 use simba_core::{MutexName, Result};
-use simba_net::queue::unstable_queue;
+use simba_net::queue::{Holder, unstable_queue};
 
 use crate::backend::EtcdBackend;
 use crate::client::{Compare, DeleteRangeRequest, KeyValue, Op, TxnRequest};
@@ -47,24 +47,17 @@ impl EtcdBackend {
         Ok(QueueState { head: kvs.first().map(Head::of).transpose()?, keys: kvs.len() })
     }
 
-    /// Returns the remaining time of the holder's lease; `None` for a key without a lease.
-    async fn remaining(&self, head: &Head) -> Result<Option<Duration>> {
-        if head.lease == 0 {
-            return Ok(None);
-        }
+    /// Returns the remaining time of the holder's lease; `None` without a holder, and for a key without a lease.
+    async fn remaining(&self, head: Option<&Head>) -> Result<Option<Duration>> {
+        let Some(head) = head.filter(|head| head.lease != 0) else { return Ok(None) };
         let remaining = self.client().time_to_live(head.lease).await;
         remaining.map(Some).map_err(|failure| failed("read the remaining time of a lease", failure))
     }
 }
 
 fn record(mutex: MutexName, queue: QueueState, remaining: Option<Duration>) -> MutexRecord {
-    let mut record = MutexRecord::free(mutex);
-    record.waiters = Some(queue.keys.saturating_sub(1));
-    if let Some(head) = queue.head {
-        record.owner = Some(head.owner);
-        record.token = Some(head.token);
-        record.remaining = remaining;
-    }
+    let mut record = simba_net::queue::record(mutex, queue.head.map(|head| head.holder), queue.keys);
+    record.remaining = remaining;
     record
 }
 
@@ -86,10 +79,10 @@ impl Operate for EtcdBackend {
         let mut leases = HashMap::new();
         let mut records = Vec::new();
         for (mutex, queue) in mutexes {
-            let remaining = match &queue.head {
-                Some(head) if leases.contains_key(&head.lease) => leases[&head.lease],
-                Some(head) => *leases.entry(head.lease).or_insert(self.remaining(head).await?),
-                None => None,
+            let lease = queue.head.as_ref().map(|head| head.lease);
+            let remaining = match leases.get(&lease) {
+                Some(known) => *known,
+                None => *leases.entry(lease).or_insert(self.remaining(queue.head.as_ref()).await?),
             };
             records.push(record(mutex, queue, remaining));
         }
@@ -99,10 +92,7 @@ impl Operate for EtcdBackend {
     async fn read(&self, mutex: &MutexName) -> Result<MutexRecord> {
         layout::check(mutex)?;
         let queue = self.read_queue(mutex).await?;
-        let remaining = match &queue.head {
-            Some(head) => self.remaining(head).await?,
-            None => None,
-        };
+        let remaining = self.remaining(queue.head.as_ref()).await?;
         Ok(record(mutex.clone(), queue, remaining))
     }
 
@@ -110,13 +100,13 @@ impl Operate for EtcdBackend {
         layout::check(mutex)?;
         for _ in 0..MAX_READS {
             let Some(head) = self.read_queue(mutex).await?.head else { return Ok(Eviction::Vacant) };
-            if !condition.holds_for(&head.owner, Some(head.token)) {
-                return Ok(Eviction::Other(head.owner));
+            if !condition.holds_for(&head.holder.owner, Some(head.holder.token)) {
+                return Ok(Eviction::Other(head.holder.owner));
             }
-            let window = self.remaining(&head).await?.unwrap_or_default();
+            let window = self.remaining(Some(&head)).await?.unwrap_or_default();
             // Deletes the holder that was read, and no later one.
-            let key = head.key;
-            let revision = i64::try_from(head.token.get()).unwrap_or_default();
+            let (key, Holder { owner, token }) = (head.key, head.holder);
+            let revision = i64::try_from(token.get()).unwrap_or_default();
             let txn = TxnRequest {
                 compare: vec![Compare::created_in(revision, key.clone())],
                 success: vec![Op::Delete(DeleteRangeRequest { key }).into()],
@@ -124,7 +114,7 @@ impl Operate for EtcdBackend {
             };
             let deleted = self.client().txn(txn).await;
             if deleted.map_err(|failure| failed("delete the holder's key", failure))?.succeeded {
-                return Ok(Eviction::Freed { owner: head.owner, window });
+                return Ok(Eviction::Freed { owner, window });
             }
         }
         Err(unstable_queue())

@@ -1,7 +1,7 @@
 //! The queue of a mutex: its keys in the order of their creation. Builds requests and reads their answers.
 
 use simba_core::{ContenderId, FencingToken, Result};
-use simba_net::queue::Holder;
+use simba_net::queue::{Holder, Position, Proof};
 
 use crate::client::{
     ASCENDING, BY_CREATION, Compare, DESCENDING, Header, KeyValue, Op, PutRequest, RangeRequest, RequestOp,
@@ -18,8 +18,7 @@ const PAGE: i64 = 1_000;
 pub(crate) struct Head {
     /// Any bytes: other programs may have chosen the key.
     pub(crate) key: Vec<u8>,
-    pub(crate) owner: ContenderId,
-    pub(crate) token: FencingToken,
+    pub(crate) holder: Holder,
     pub(crate) lease: i64,
 }
 
@@ -31,13 +30,7 @@ impl Head {
         let owner = readable(&kv.value)
             .or_else(|| readable(name))
             .map_or_else(|| ContenderId::foreign(key.escape_ascii().to_string()), Ok)?;
-        Ok(Self { owner, token: token(kv.create_revision), lease: kv.lease, key })
-    }
-}
-
-impl From<Head> for Holder {
-    fn from(head: Head) -> Self {
-        Self { owner: head.owner, token: head.token }
+        Ok(Self { holder: Holder { owner, token: token(kv.create_revision) }, lease: kv.lease, key })
     }
 }
 
@@ -117,15 +110,6 @@ pub(crate) fn read_position(prefix: &str, key: &str, revision: i64) -> TxnReques
     }
 }
 
-/// The position of an entry in the queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Position {
-    /// The entry does not exist.
-    Missing,
-    First,
-    Behind(Ahead),
-}
-
 /// The entry right ahead of another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ahead {
@@ -135,43 +119,43 @@ pub(crate) struct Ahead {
     pub(crate) at: i64,
 }
 
-impl Position {
-    /// Reads the answer to [`read_position`].
-    ///
-    /// # Errors
-    ///
-    /// The answer contradicts itself.
-    pub(crate) fn of(mut answer: TxnResponse, revision: i64) -> Result<Self> {
-        let at = revision_of(answer.header.as_ref())?;
-        let mut ranges = answer.ranges();
-        let (Some(own), Some(first), Some(ahead)) = (ranges.next(), ranges.next(), ranges.next()) else {
-            return Err(unexpected_answer());
-        };
-        let Some(own) = own.first().filter(|own| own.create_revision == revision) else {
-            return Ok(Self::Missing);
-        };
-        match (&*first, &*ahead) {
-            // Only an answer that names the own key as the first grants the mutex.
-            ([first], []) if first.key == own.key && first.create_revision == revision => Ok(Self::First),
-            ([first], [ahead]) if first.create_revision < revision => Self::behind(first, ahead, at),
-            _ => Err(unexpected_answer()),
+/// Reads the answer to [`read_position`]. A first entry has this proof.
+///
+/// # Errors
+///
+/// The answer contradicts itself.
+pub(crate) fn position(mut answer: TxnResponse, revision: i64, proof: Proof) -> Result<Position<Ahead>> {
+    let at = revision_of(answer.header.as_ref())?;
+    let mut ranges = answer.ranges();
+    let (Some(own), Some(first), Some(ahead)) = (ranges.next(), ranges.next(), ranges.next()) else {
+        return Err(unexpected_answer());
+    };
+    let Some(own) = own.first().filter(|own| own.create_revision == revision) else {
+        return Ok(Position::Missing);
+    };
+    match (&*first, &*ahead) {
+        // Only an answer that names the own key as the first grants the mutex.
+        ([first], []) if first.key == own.key && first.create_revision == revision => {
+            Ok(Position::First(proof))
         }
+        ([first], [ahead]) if first.create_revision < revision => behind(first, ahead, at),
+        _ => Err(unexpected_answer()),
     }
+}
 
-    /// Reads the answer to a [`join`] that created the entry.
-    pub(crate) fn of_new(answer: &mut TxnResponse) -> Result<Self> {
-        let at = revision_of(answer.header.as_ref())?;
-        let mut ranges = answer.ranges();
-        match (ranges.next().as_deref(), ranges.next().as_deref()) {
-            (Some([]), Some([])) => Ok(Self::First),
-            (Some([first, ..]), Some([ahead, ..])) => Self::behind(first, ahead, at),
-            _ => Err(unexpected_answer()),
-        }
+/// Reads the answer to a [`join`] that created the entry. A first entry has this proof.
+pub(crate) fn new_position(mut answer: TxnResponse, proof: Proof) -> Result<Position<Ahead>> {
+    let at = revision_of(answer.header.as_ref())?;
+    let mut ranges = answer.ranges();
+    match (ranges.next().as_deref(), ranges.next().as_deref()) {
+        (Some([]), Some([])) => Ok(Position::First(proof)),
+        (Some([first, ..]), Some([ahead, ..])) => behind(first, ahead, at),
+        _ => Err(unexpected_answer()),
     }
+}
 
-    fn behind(first: &KeyValue, ahead: &KeyValue, at: i64) -> Result<Self> {
-        Ok(Self::Behind(Ahead { key: ahead.key.clone(), first: Head::of(first)?, at }))
-    }
+fn behind(first: &KeyValue, ahead: &KeyValue, at: i64) -> Result<Position<Ahead>> {
+    Ok(Position::Behind(Ahead { key: ahead.key.clone(), first: Head::of(first)?, at }))
 }
 
 /// Returns the store's revision at the time of the answer.
@@ -186,7 +170,7 @@ pub(crate) fn revision_of(header: Option<&Header>) -> Result<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::{Done, RangeResponse, ResponseOp};
+    use crate::client::{RangeResponse, ResponseOp};
 
     fn kv(key: &str, revision: i64, value: &str) -> KeyValue {
         let (key, value) = (key.as_bytes().to_vec(), value.as_bytes().to_vec());
@@ -196,9 +180,9 @@ mod tests {
     #[test]
     fn an_owner_without_a_value_is_identified_by_the_end_of_its_key() {
         let head = Head::of(&kv("simba/orders/694d8a", 7, "")).unwrap();
-        assert_eq!((head.owner.as_str(), head.token.get()), ("694d8a", 7));
+        assert_eq!((head.holder.owner.as_str(), head.holder.token.get()), ("694d8a", 7));
         let head = Head::of(&kv("simba/orders/694d8a-x", 7, "me")).unwrap();
-        assert_eq!(head.owner.as_str(), "me");
+        assert_eq!(head.holder.owner.as_str(), "me");
     }
 
     #[test]
@@ -207,7 +191,7 @@ mod tests {
             let (key, value) = (key.to_vec(), value.to_vec());
             let head = Head::of(&KeyValue { key: key.clone(), create_revision: 7, value, lease: 0 }).unwrap();
             assert_eq!(head.key, key, "the key itself is unchanged");
-            head.owner.as_str().to_owned()
+            head.holder.owner.as_str().to_owned()
         };
         assert_eq!(owner(b"simba/orders/\xff", b"me"), "me");
         assert_eq!(owner(b"simba/orders/694d8a", b"\xff"), "694d8a");
@@ -218,7 +202,7 @@ mod tests {
     /// Returns an answer to [`read_position`]: own key, first of the queue, last before the own key.
     fn position_answer(own: &[KeyValue], first: &[KeyValue], ahead: &[KeyValue]) -> TxnResponse {
         let range = |kvs: &[KeyValue]| ResponseOp {
-            done: Some(Done::Range(RangeResponse { kvs: kvs.to_vec(), ..RangeResponse::default() })),
+            range: Some(RangeResponse { kvs: kvs.to_vec(), ..RangeResponse::default() }),
         };
         let header = Some(Header { member_id: 1, revision: 20, raft_term: 1 });
         TxnResponse { header, succeeded: true, responses: vec![range(own), range(first), range(ahead)] }
@@ -228,10 +212,11 @@ mod tests {
     fn only_an_answer_that_names_the_own_key_as_first_grants_the_mutex() {
         let (own, other, late) =
             (kv("simba/a/1", 9, "me"), kv("simba/a/0", 5, "other"), kv("simba/a/2", 12, ""));
+        let proof = Proof { token: token(9), until: simba_core::Moment::ZERO };
         let position =
-            |own: &[_], first: &[_], ahead: &[_]| Position::of(position_answer(own, first, ahead), 9);
+            |own: &[_], first: &[_], ahead: &[_]| position(position_answer(own, first, ahead), 9, proof);
         let is = |own: &KeyValue| std::slice::from_ref(own).to_vec();
-        assert_eq!(position(&is(&own), &is(&own), &[]).unwrap(), Position::First);
+        assert_eq!(position(&is(&own), &is(&own), &[]).unwrap(), Position::First(proof));
         assert!(matches!(position(&is(&own), &is(&other), &is(&other)).unwrap(), Position::Behind(_)));
         assert_eq!(position(&[], &is(&other), &is(&other)).unwrap(), Position::Missing);
         let contradictions: [[&[KeyValue]; 2]; 5] =

@@ -56,7 +56,7 @@ impl EtcdQueue {
 
     /// Clears the entry, whose key does not exist any more.
     fn clear_entry(&mut self) {
-        if let Some(entry) = self.entry.take_if(|entry| entry.is_ambiguous()) {
+        if let Some(entry) = self.entry.take_if(|entry| entry.is_ambiguous) {
             // An unanswered request may create the key once more.
             entry.delete_in_background(&self.lease);
         }
@@ -79,25 +79,16 @@ impl EtcdQueue {
         let Some(entry) = &self.entry else { return Ok(Position::Missing) };
         let read = self.client().txn(queue::read_position(&self.prefix, &entry.key, revision)).await;
         let answer = read.map_err(|failure| failed("read the queue", failure))?;
-        Ok(self.position(queue::Position::of(answer, revision)?, revision))
-    }
-
-    fn position(&mut self, position: queue::Position, revision: i64) -> Position<Ahead> {
-        match (position, &self.entry) {
-            (queue::Position::First, Some(entry)) => {
-                Position::First(Proof { token: queue::token(revision), until: entry.lease.until() })
-            }
-            (queue::Position::Behind(ahead), Some(_)) => Position::Behind(ahead),
-            _ => {
-                self.clear_entry();
-                Position::Missing
-            }
+        let position = queue::position(answer, revision, entry.proof(revision))?;
+        if position == Position::Missing {
+            self.clear_entry();
         }
+        Ok(position)
     }
 
     async fn join(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
         let Some(answer) = self.join_outcome(contender, queues).await? else { return Ok(Position::Missing) };
-        if queues { self.after_join(answer) } else { self.after_take(answer) }
+        self.after_join(answer, queues)
     }
 
     /// Waits for the pending request that creates the entry, or sends one. Returns `None` if the lease has ended.
@@ -134,42 +125,30 @@ impl EtcdQueue {
         };
         let txn = if queues { queue::join } else { queue::take };
         let txn = txn(&self.prefix, &entry.key, contender, entry.lease.id);
-        let pending = self.client().start_txn(txn);
+        let pending = Some(self.client().start_txn(txn));
         let entry = self.entry.insert(entry);
-        entry.set_pending(pending);
+        entry.pending = pending;
         Ok(entry.outcome().await.unwrap_or(Err(Failure::Closed)))
     }
 
-    /// Handles the answer to [`queue::join`].
-    fn after_join(&mut self, mut answer: TxnResponse) -> Result<Position<Ahead>> {
+    /// Handles the answer to [`queue::join`] or [`queue::take`].
+    fn after_join(&mut self, mut answer: TxnResponse, queues: bool) -> Result<Position<Ahead>> {
         let made = revision_of(answer.header.as_ref())?;
         let Some(entry) = &mut self.entry else { return Ok(Position::Missing) };
         if answer.succeeded {
             entry.set_created(made);
-            return Ok(self.position(queue::Position::of_new(&mut answer)?, made));
-        }
-        // An earlier request, whose answer was lost, has created the key.
-        let found = answer.ranges().next().ok_or_else(unexpected_answer)?;
-        found.iter().for_each(|own| entry.set_created(own.create_revision));
-        Ok(Position::Missing)
-    }
-
-    /// Handles the answer to [`queue::take`].
-    fn after_take(&mut self, mut answer: TxnResponse) -> Result<Position<Ahead>> {
-        let made = revision_of(answer.header.as_ref())?;
-        let Some(entry) = &mut self.entry else { return Ok(Position::Missing) };
-        if answer.succeeded {
-            entry.set_created(made);
-            return Ok(self.position(queue::Position::First, made));
+            let proof = entry.proof(made);
+            return if queues { queue::new_position(answer, proof) } else { Ok(Position::First(proof)) };
         }
         let found = answer.ranges().next().ok_or_else(unexpected_answer)?;
         let Some(first) = found.first() else { return Ok(Position::Missing) };
         if first.key == entry.key.as_bytes() {
+            // An earlier request, whose answer was lost, has created the key.
             entry.set_created(first.create_revision);
             return Ok(Position::Missing);
         }
         self.delete_in_background();
-        Ok(Position::Taken(Head::of(first)?.into()))
+        Ok(Position::Taken(Head::of(first)?.holder))
     }
 }
 
@@ -185,15 +164,10 @@ impl Queue for EtcdQueue {
     }
 
     fn token(&self) -> Option<FencingToken> {
-        let entry = self.entry.as_ref().filter(|entry| !entry.is_abandoned);
-        entry.and_then(|entry| entry.revision).map(queue::token)
+        self.revision().map(queue::token)
     }
 
     async fn locate(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
-        if self.entry.as_ref().is_some_and(|entry| entry.is_abandoned) {
-            // The servers may execute its deletion at any time, which must not hit an entry that holds.
-            self.delete_in_background();
-        }
         match self.revision() {
             Some(revision) => self.read_position(revision).await,
             None => self.join(contender, queues).await,
@@ -219,8 +193,7 @@ impl Queue for EtcdQueue {
         if self.is_gone().await? {
             return Ok(());
         }
-        let Some(entry) = &mut self.entry else { return Ok(()) };
-        entry.is_abandoned = true;
+        let Some(entry) = &self.entry else { return Ok(()) };
         let deleted = self.lease.client().delete(&entry.key).await;
         deleted.map_err(|failure| failed("leave the queue", failure))?;
         self.clear_entry();
@@ -238,7 +211,7 @@ impl Queue for EtcdQueue {
         let at = revision_of(answer.header.as_ref())?;
         let key = head.as_ref().map(|head| head.key.clone());
         self.observed = Some(Box::new(Observed { key, at }));
-        Ok(head.map(Holder::from))
+        Ok(head.map(|head| head.holder))
     }
 
     async fn watch_ahead(&mut self, ahead: Ahead) -> Result<Option<Holder>> {
@@ -248,7 +221,7 @@ impl Queue for EtcdQueue {
             let watch = self.client().watch(WatchTarget::deletion_of(&key, at + 1), key != first.key);
             self.turn_watch = Some(Box::new(TurnWatch { key, watch }));
         }
-        Ok(Some(first.into()))
+        Ok(Some(first.holder))
     }
 
     async fn watch_head(&mut self) -> Result<bool> {

@@ -7,6 +7,7 @@
 //! | [`supervise`] | keeps a connection open: tries endpoints, pings, backs off, publishes its state |
 //! | [`batch`] | combines calls that arrive together into one request |
 //! | [`queue`] | the session on a store that keeps contenders in a queue of entries |
+//! | [`PerLease`] | a session for each length of lease |
 //! | [`ServerClock`] | detects that a server's clock was set |
 //! | [`Backoff`], [`Socket`] | pauses between attempts, writes that do not block |
 //!
@@ -17,6 +18,7 @@ pub mod batch;
 mod clock_step;
 mod dial;
 mod endpoint;
+mod per_lease;
 pub mod queue;
 mod socket;
 pub mod supervise;
@@ -26,6 +28,7 @@ pub use backoff::Backoff;
 pub use clock_step::{ClockReading, ClockStep, ServerClock};
 pub use dial::{dial, first_to_answer};
 pub use endpoint::Endpoint;
+pub use per_lease::{PerLease, closed};
 pub use rustls;
 pub use socket::Socket;
 pub use tls::{Tls, Verify};

@@ -26,7 +26,7 @@ use simba_core::spi::within;
 use simba_core::{Clock, Error, ErrorKind, Moment, Result};
 use tokio::sync::watch;
 
-use crate::Backoff;
+use crate::{Backoff, closed};
 
 /// Opens and runs the connections of one kind.
 pub trait Connector: Send {
@@ -350,10 +350,6 @@ impl<C: Connection> Drop for CloseOnDrop<'_, C> {
     fn drop(&mut self) {
         self.0.close();
     }
-}
-
-fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the handle is closed")
 }
 
 fn timed_out(limit: Duration) -> Error {

@@ -1,13 +1,13 @@
 //! The backend: one session per length of lease, for any number of mutexes.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use simba_core::spi::{Backend, Claim, Operate, Session};
 use simba_core::{Clock, Lease, Result, SystemClock};
+use simba_net::PerLease;
 use simba_net::queue::QueueSession;
 use tokio::runtime::Handle;
 
@@ -15,12 +15,9 @@ use crate::NAME;
 use crate::client::{Client, Request};
 use crate::config::ZookeeperConfig;
 use crate::entry::Entry;
-use crate::error::{closed, failed, no_chroot};
+use crate::error::{found, no_chroot};
 use crate::layout;
 use crate::session::ZookeeperQueue;
-
-/// The number of sessions from which on idle ones are closed.
-const MAX_IDLE: usize = 8;
 
 /// A backend that keeps mutexes in a ZooKeeper ensemble.
 ///
@@ -42,8 +39,8 @@ const MAX_IDLE: usize = 8;
 pub struct ZookeeperBackend {
     config: Arc<ZookeeperConfig>,
     clock: Arc<dyn Clock>,
-    /// The sessions by their requested timeout in milliseconds; `None` once closed.
-    clients: Mutex<Option<HashMap<u128, Arc<Client>>>>,
+    /// The sessions by their requested timeout. Dropping the last reference ends a session.
+    clients: PerLease<Client>,
     /// The runtime of the connect. A session is shared by contenders on any runtime, so it must not end with theirs.
     runtime: Handle,
 }
@@ -67,7 +64,7 @@ impl ZookeeperBackend {
     ///
     /// As [`connect`](Self::connect).
     pub async fn connect_with_clock(config: ZookeeperConfig, clock: Arc<dyn Clock>) -> Result<Self> {
-        let (config, clients) = (Arc::new(config), Mutex::new(Some(HashMap::new())));
+        let (config, clients) = (Arc::new(config), PerLease::default());
         let this = Self { config, clock, clients, runtime: Handle::current() };
         this.check().await.map_err(|error| error.with_backend(NAME))?;
         Ok(this)
@@ -80,10 +77,7 @@ impl ZookeeperBackend {
         client.ready().await?;
         let chroot = self.config.chroot_or_root();
         let exists = client.call(Request::Exists { path: chroot.to_owned(), watch: false }).await;
-        exists.map_err(|failure| match failure.is_no_node() {
-            true => no_chroot(chroot),
-            false => failed("read the chroot", failure),
-        })?;
+        found("read the chroot", exists)?.ok_or_else(|| no_chroot(chroot))?;
         client.close().await;
         Ok(())
     }
@@ -107,14 +101,7 @@ impl ZookeeperBackend {
 
     /// Returns the session for leases of this length.
     pub(crate) fn client(&self, timeout: Duration) -> Result<Arc<Client>> {
-        let mut clients = self.clients();
-        let clients = clients.as_mut().ok_or_else(closed)?;
-        let wanted = timeout.as_millis();
-        if !clients.contains_key(&wanted) && clients.len() >= MAX_IDLE {
-            // Dropping the last reference ends the session.
-            clients.retain(|_, client| Arc::strong_count(client) > 1);
-        }
-        Ok(Arc::clone(clients.entry(wanted).or_insert_with(|| Arc::new(self.start(timeout)))))
+        self.clients.get(timeout, || Arc::new(self.start(timeout)))
     }
 
     fn start(&self, timeout: Duration) -> Client {
@@ -123,12 +110,7 @@ impl ZookeeperBackend {
 
     /// Returns any session, for calls of operators.
     pub(crate) fn any_client(&self) -> Result<Arc<Client>> {
-        let first = self.clients().as_ref().and_then(|clients| clients.values().next().map(Arc::clone));
-        first.map_or_else(|| self.client(Lease::default().total()), Ok)
-    }
-
-    fn clients(&self) -> MutexGuard<'_, Option<HashMap<u128, Arc<Client>>>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clients.any().map_or_else(|| self.client(Lease::default().total()), Ok)
     }
 }
 
@@ -156,7 +138,7 @@ impl Backend for ZookeeperBackend {
     }
 
     async fn close(&self) {
-        let clients = self.clients().take().unwrap_or_default();
-        futures_util::future::join_all(clients.values().map(|client| client.close())).await;
+        let clients = self.clients.close();
+        futures_util::future::join_all(clients.iter().map(|client| client.close())).await;
     }
 }

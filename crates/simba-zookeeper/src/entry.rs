@@ -8,7 +8,7 @@ use simba_core::{FencingToken, MutexName, Result};
 use tokio::sync::oneshot;
 
 use crate::client::{Client, Failure, Mode, Outcome, Reply, Request, Stat, recv};
-use crate::error::{failed, no_randomness, unexpected_reply};
+use crate::error::{failed, found, no_randomness, unexpected_reply};
 use crate::latch::{self, NamePrefix, NodeName};
 use crate::queue;
 
@@ -53,13 +53,11 @@ pub(crate) struct Entry {
     client: Arc<Client>,
     mutex: MutexName,
     state: State,
-    /// Whether a deletion was requested, which the servers may execute at any time. The node is not used any more.
-    is_abandoned: bool,
 }
 
 impl Entry {
     pub(crate) const fn new(client: Arc<Client>, mutex: MutexName) -> Self {
-        Self { client, mutex, state: State::Absent, is_abandoned: false }
+        Self { client, mutex, state: State::Absent }
     }
 
     pub(crate) const fn client(&self) -> &Arc<Client> {
@@ -75,12 +73,8 @@ impl Entry {
         format!("{}/{name}", self.parent())
     }
 
-    /// Returns the contender's node if its session is the current one and no deletion was requested.
+    /// Returns the contender's node if its session is the current one.
     pub(crate) fn node(&self) -> Option<Node> {
-        self.existing_node().filter(|_| !self.is_abandoned)
-    }
-
-    fn existing_node(&self) -> Option<Node> {
         match self.state {
             State::Created { name, session, token } if session == self.client.session() => {
                 Some(Node { name, session, token })
@@ -91,7 +85,7 @@ impl Entry {
 
     /// Records that the node does not exist any more.
     pub(crate) fn clear(&mut self) {
-        (self.state, self.is_abandoned) = (State::Absent, false);
+        self.state = State::Absent;
     }
 
     /// Sends requests to create a node and to list the queue after that. Waits for neither.
@@ -104,9 +98,8 @@ impl Entry {
             access: self.client.config().access,
         };
         let list = Request::Children { path: self.parent(), watch: false };
-        let (outcome, listed) = self.client.send_both(create, list);
-        self.state = State::Creating { prefix, outcome };
-        Ok(listed)
+        self.state = State::Creating { prefix, outcome: self.client.send(create) };
+        Ok(self.client.send(list))
     }
 
     /// Waits for the outcome of a creation, and looks the node up if it is unknown. Returns `Ok(false)` if the mutex
@@ -125,7 +118,7 @@ impl Entry {
         if let State::Unknown { prefix } = self.state {
             self.state = self.find(prefix).await?;
         }
-        if self.existing_node().is_none() {
+        if self.node().is_none() {
             // It was deleted with its session.
             self.state = State::Absent;
         }
@@ -156,41 +149,27 @@ impl Entry {
     async fn find(&self, prefix: NamePrefix) -> Result<State> {
         let names = queue::names(&self.client, &self.parent()).await?.unwrap_or_default();
         let Some(name) = names.iter().find_map(|name| prefix.parse(name)) else { return Ok(State::Absent) };
-        match self.client.call(Request::Data { path: self.path(name), watch: false }).await {
-            Ok(Reply::Data { stat, .. }) => Ok(State::created(name, stat)),
-            Ok(_) => Err(unexpected_reply()),
-            Err(failure) if failure.is_no_node() => Ok(State::Absent),
-            Err(failure) => Err(failed("look up the own node", failure)),
+        let read = self.client.call(Request::Data { path: self.path(name), watch: false }).await;
+        match found("look up the own node", read)? {
+            Some(Reply::Data { stat, .. }) => Ok(State::created(name, stat)),
+            Some(_) => Err(unexpected_reply()),
+            None => Ok(State::Absent),
         }
     }
 
     /// Deletes the node. Succeeds if it does not exist.
     pub(crate) async fn delete(&mut self) -> Result<()> {
-        let Some(node) = self.existing_node() else {
-            self.clear();
-            return Ok(());
-        };
-        self.is_abandoned = true;
-        match self.client.call(Request::Delete { path: self.path(node.name) }).await {
-            Err(failure) if !failure.is_no_node() => Err(failed("delete a node", failure)),
-            _ => {
-                self.clear();
-                Ok(())
-            }
+        if let Some(node) = self.node() {
+            let deleted = self.client.call(Request::Delete { path: self.path(node.name) }).await;
+            found("delete a node", deleted)?;
         }
-    }
-
-    /// Deletes a node whose deletion was requested and not confirmed, in the background: the next entry is a new one.
-    pub(crate) fn give_up_abandoned(&mut self) {
-        if self.is_abandoned {
-            self.delete_in_background();
-        }
+        self.clear();
+        Ok(())
     }
 
     /// Deletes the node in the background.
     pub(crate) fn delete_in_background(&mut self) {
         let state = mem::replace(&mut self.state, State::Absent);
-        self.is_abandoned = false;
         let sweep = |prefix: NamePrefix| self.client.sweep(self.parent(), prefix.to_string());
         match state {
             State::Absent => {}

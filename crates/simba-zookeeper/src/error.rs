@@ -1,6 +1,7 @@
 //! Converts failures of requests to errors.
 
 use simba_core::{Error, ErrorKind};
+use simba_net::closed;
 
 use crate::client::{Code, Failure};
 
@@ -16,42 +17,45 @@ pub(crate) fn failed(doing: &str, failure: Failure) -> Error {
     }
 }
 
+/// Returns the reply to a request, or `None` if the node does not exist.
+pub(crate) fn found<T>(doing: &str, outcome: Result<T, Failure>) -> Result<Option<T>, Error> {
+    match outcome {
+        Ok(reply) => Ok(Some(reply)),
+        Err(failure) if failure.is_no_node() => Ok(None),
+        Err(failure) => Err(failed(doing, failure)),
+    }
+}
+
 fn refused(doing: &str, code: Code) -> Error {
     let (kind, message) = match code {
-        Code::NoAuth | Code::AuthFailed => (
+        Code::NO_AUTH | Code::AUTH_FAILED => (
             ErrorKind::Denied,
             format!("no right to {doing}: check the credentials, and the access control list of the path"),
         ),
-        Code::LoginRequired => (
+        Code::LOGIN_REQUIRED => (
             ErrorKind::Denied,
             format!(
                 "no right to {doing}: the server requires a login; give user and password, and the scheme that it \
                  wants by `auth=`"
             ),
         ),
-        Code::SessionExpired | Code::SessionMoved => {
+        Code::SESSION_EXPIRED | Code::SESSION_MOVED => {
             (ErrorKind::Unavailable, format!("the session ended on the way to {doing}"))
         }
-        Code::Unimplemented => {
+        Code::UNIMPLEMENTED => {
             (ErrorKind::Config, format!("the server cannot {doing}: it takes ZooKeeper 3.5 or later"))
         }
-        Code::NoChildrenForEphemerals => (
+        Code::NO_CHILDREN_FOR_EPHEMERALS => (
             ErrorKind::Protocol,
             format!("cannot {doing}: an ephemeral node of another program is in the way"),
         ),
-        Code::Other(-114) => (
+        Code::INVALID_ACL => (
             ErrorKind::Config,
             format!("cannot {doing}: the server knows nobody by these credentials to give the node to"),
         ),
-        Code::NoNode | Code::NodeExists | Code::NotReached | Code::Other(_) => {
-            (ErrorKind::Unavailable, format!("the server did not {doing}"))
-        }
+        _ => (ErrorKind::Unavailable, format!("the server did not {doing}")),
     };
     Error::new(kind, message).with_source(code)
-}
-
-pub(crate) fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the backend is closed")
 }
 
 pub(crate) fn no_chroot(chroot: &str) -> Error {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use simba_net::queue::{Position, Proof};
+
 use crate::client::Names;
 
 /// The part that the name of every contender's node contains.
@@ -66,21 +68,15 @@ pub(crate) fn first(names: &Names) -> Option<&str> {
     names.iter().min_by_key(|name| key(name))
 }
 
-/// The position of a node in the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Position<'a> {
-    /// The node is not in the queue.
-    Missing,
-    First,
-    /// `first` holds the mutex, and `next` is directly before the node. They may be the same.
-    Behind {
-        first: &'a str,
-        next: &'a str,
-    },
+/// The first node, which holds the mutex, and the one directly before the own node. They may be the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    pub(crate) first: String,
+    pub(crate) next: String,
 }
 
 /// Returns the position of a node in the queue. All children count, including those of other programs.
-pub(crate) fn position<'a>(names: &'a Names, own: &str) -> Position<'a> {
+pub(crate) fn position(names: &Names, own: &str, proof: Proof) -> Position<Ahead> {
     let (mut is_present, mut ends) = (false, None);
     let own_key = key(own);
     for name in names.iter() {
@@ -93,8 +89,10 @@ pub(crate) fn position<'a>(names: &'a Names, own: &str) -> Position<'a> {
     }
     match ends {
         _ if !is_present => Position::Missing,
-        Some(((_, first), (_, next))) => Position::Behind { first, next },
-        None => Position::First,
+        Some(((_, first), (_, next))) => {
+            Position::Behind(Ahead { first: first.to_owned(), next: next.to_owned() })
+        }
+        None => Position::First(proof),
     }
 }
 
@@ -106,8 +104,11 @@ pub(crate) fn name_of(path: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use simba_core::{FencingToken, Moment};
 
     use super::*;
+
+    const PROOF: Proof = Proof { token: FencingToken::new(7), until: Moment::ZERO };
 
     fn names(all: &[&str]) -> Names {
         all.iter().copied().collect()
@@ -138,12 +139,10 @@ mod tests {
     fn nodes_are_ordered_by_the_text_after_the_last_latch() {
         let queue = names(&["_c_a-latch-0000000002", "_c_z-latch-0000000001", "_c_b-latch-0000000003"]);
         assert_eq!(first(&queue), Some("_c_z-latch-0000000001"));
-        assert_eq!(position(&queue, "_c_z-latch-0000000001"), Position::First);
-        assert_eq!(
-            position(&queue, "_c_b-latch-0000000003"),
-            Position::Behind { first: "_c_z-latch-0000000001", next: "_c_a-latch-0000000002" }
-        );
-        assert_eq!(position(&queue, "_c_c-latch-0000000004"), Position::Missing);
+        assert_eq!(position(&queue, "_c_z-latch-0000000001", PROOF), Position::First(PROOF));
+        let ahead = Ahead { first: "_c_z-latch-0000000001".into(), next: "_c_a-latch-0000000002".into() };
+        assert_eq!(position(&queue, "_c_b-latch-0000000003", PROOF), Position::Behind(ahead));
+        assert_eq!(position(&queue, "_c_c-latch-0000000004", PROOF), Position::Missing);
     }
 
     #[test]
@@ -160,7 +159,7 @@ mod tests {
         fn exactly_one_is_first(numbers in proptest::collection::hash_set(any::<u32>(), 1..20)) {
             let queue: Vec<_> = numbers.iter().map(|n| format!("_c_x-latch-{n:010}")).collect();
             let names: Names = queue.iter().map(String::as_str).collect();
-            let leads = queue.iter().filter(|own| position(&names, own) == Position::First);
+            let leads = queue.iter().filter(|own| position(&names, own, PROOF) == Position::First(PROOF));
             prop_assert_eq!(leads.count(), 1);
         }
     }

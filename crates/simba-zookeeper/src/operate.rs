@@ -5,52 +5,23 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use simba_core::operate::{EvictIf, Eviction, MutexRecord, Operate, Probe};
 use simba_core::{MutexName, Result};
-use simba_net::queue::unstable_queue;
+use simba_net::queue::{Holder, record, unstable_queue};
 
 use crate::backend::ZookeeperBackend;
 use crate::client::{Client, Request, lease};
-use crate::error::failed;
-use crate::latch;
+use crate::error::found;
 use crate::layout;
-use crate::queue::{self, Head};
+use crate::queue::{self, MAX_READS};
 
 /// The number of mutexes that are read concurrently.
 const CONCURRENT_READS: usize = 64;
-/// The number of attempts to read a queue that changes meanwhile.
-const MAX_READS: usize = 8;
-
-/// The holder of a mutex and the number of its nodes.
-struct QueueState {
-    head: Option<Head>,
-    nodes: usize,
-}
-
-async fn read_queue(client: &Client, path: &str) -> Result<QueueState> {
-    for _ in 0..MAX_READS {
-        let names = queue::names(client, path).await?.unwrap_or_default();
-        let Some(first) = latch::first(&names) else { return Ok(QueueState { head: None, nodes: 0 }) };
-        if let Some(head) = queue::read(client, path, first).await? {
-            return Ok(QueueState { head: Some(head), nodes: names.len() });
-        }
-    }
-    Err(unstable_queue())
-}
-
-fn record(mutex: MutexName, state: QueueState) -> MutexRecord {
-    let mut record = MutexRecord::free(mutex);
-    record.waiters = Some(state.nodes.saturating_sub(1));
-    if let Some(head) = state.head {
-        record.owner = Some(head.owner);
-        record.token = Some(head.token);
-    }
-    record
-}
 
 impl ZookeeperBackend {
     async fn record_of(&self, client: &Client, mutex: MutexName) -> Result<MutexRecord> {
         layout::check(&mutex)?;
         let path = self.config().paths().mutex(&mutex);
-        Ok(record(mutex, read_queue(client, &path).await?))
+        let (head, nodes) = queue::first(client, &path, None).await?;
+        Ok(record(mutex, head.map(|head| head.holder), nodes))
     }
 }
 
@@ -82,15 +53,17 @@ impl Operate for ZookeeperBackend {
         // Servers do not report the timeout of the holder's session. It is at most the longest that they grant.
         let window = lease(self.longest_session().await?);
         for _ in 0..MAX_READS {
-            let Some(head) = read_queue(&client, &path).await?.head else { return Ok(Eviction::Vacant) };
-            if !condition.holds_for(&head.owner, Some(head.token)) {
-                return Ok(Eviction::Other(head.owner));
+            let (Some(head), _) = queue::first(&client, &path, None).await? else {
+                return Ok(Eviction::Vacant);
+            };
+            let Holder { owner, token } = head.holder;
+            if !condition.holds_for(&owner, Some(token)) {
+                return Ok(Eviction::Other(owner));
             }
             // The name of a node is never reused, so this evicts only the holder that was read.
-            match client.call(Request::Delete { path: format!("{path}/{}", head.name) }).await {
-                Ok(_) => return Ok(Eviction::Freed { owner: head.owner, window }),
-                Err(failure) if failure.is_no_node() => {}
-                Err(failure) => return Err(failed("delete the holder's node", failure)),
+            let deleted = client.call(Request::Delete { path: format!("{path}/{}", head.name) }).await;
+            if found("delete the holder's node", deleted)?.is_some() {
+                return Ok(Eviction::Freed { owner, window });
             }
         }
         Err(unstable_queue())

@@ -14,29 +14,26 @@ const DOING: &str = "create the node of the mutex";
 /// [`ErrorKind::Config`](simba_core::ErrorKind::Config) if the chroot does not exist.
 pub(crate) async fn create(client: &Client, path: &str) -> Result<()> {
     let (chroot, access) = (&*client.config().chroot, client.config().access);
-    match container(client, path, access).await {
-        Err(failure) if failure.is_no_node() => {}
-        outcome => return outcome.map_err(|failure| failed(DOING, failure)),
+    if container(client, path, access).await? {
+        return Ok(());
     }
-    match container(client, &client.paths().root(), access).await {
-        Err(failure) if failure.is_no_node() => return Err(no_chroot(chroot)),
-        outcome => outcome.map_err(|failure| failed(DOING, failure))?,
+    if !container(client, &client.paths().root(), access).await? {
+        return Err(no_chroot(chroot));
     }
-    match container(client, path, access).await {
-        // The server has deleted the parent in between; the caller tries again.
-        Err(failure) if failure.is_no_node() => Ok(()),
-        outcome => outcome.map_err(|failure| failed(DOING, failure)),
-    }
+    // If the server has deleted the parent in between, the caller tries again.
+    container(client, path, access).await.map(drop)
 }
 
-async fn container(client: &Client, path: &str, access: Access) -> Result<(), Failure> {
+/// Creates a node unless it exists. Returns false if its parent does not exist.
+async fn container(client: &Client, path: &str, access: Access) -> Result<bool> {
     let request = |mode| Request::Create { path: path.to_owned(), data: Vec::new(), mode, access };
     let mut outcome = client.call(request(Mode::Container)).await;
-    if let Err(Failure::Refused(Code::Unimplemented)) = outcome {
+    if let Err(Failure::Refused(Code::UNIMPLEMENTED)) = outcome {
         outcome = client.call(request(Mode::Persistent)).await;
     }
     match outcome {
-        Ok(_) | Err(Failure::Refused(Code::NodeExists)) => Ok(()),
-        Err(failure) => Err(failure),
+        Ok(_) | Err(Failure::Refused(Code::NODE_EXISTS)) => Ok(true),
+        Err(failure) if failure.is_no_node() => Ok(false),
+        Err(failure) => Err(failed(DOING, failure)),
     }
 }

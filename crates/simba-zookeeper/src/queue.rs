@@ -1,26 +1,22 @@
 //! Reads the queue of a mutex.
 
 use simba_core::{ContenderId, FencingToken, Result};
-use simba_net::queue::Holder;
+use simba_net::queue::{Holder, unstable_queue};
 use tokio::sync::oneshot;
 
 use crate::client::{Client, Names, Outcome, Reply, Request, Stat, recv};
-use crate::error::{failed, unexpected_reply};
+use crate::error::{found, unexpected_reply};
+use crate::latch;
 
+/// The number of attempts to read a queue that changes meanwhile.
+pub(crate) const MAX_READS: usize = 8;
 const DOING: &str = "read the queue of the mutex";
 
 /// A node of the queue, usually the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) name: String,
-    pub(crate) owner: ContenderId,
-    pub(crate) token: FencingToken,
-}
-
-impl From<Head> for Holder {
-    fn from(head: Head) -> Self {
-        Self { owner: head.owner, token: head.token }
-    }
+    pub(crate) holder: Holder,
 }
 
 /// Returns the names of all nodes in the queue, or `None` if the mutex has no node.
@@ -28,11 +24,8 @@ pub(crate) async fn names(client: &Client, path: &str) -> Result<Option<Names>> 
     // The server may lag behind a state that another client has already seen.
     let mut synced = client.send(Request::Sync { path: path.to_owned() });
     let mut listed = send_list(client, path);
-    match (recv(&mut synced).await, recv(&mut listed).await) {
-        (Ok(_), listed) => children(listed),
-        (Err(failure), _) if failure.is_no_node() => Ok(None),
-        (Err(failure), _) => Err(failed(DOING, failure)),
-    }
+    let synced = found(DOING, recv(&mut synced).await)?;
+    if synced.is_none() { Ok(None) } else { children(recv(&mut listed).await) }
 }
 
 /// Sends a request for the names of all nodes in the queue.
@@ -42,11 +35,10 @@ pub(crate) fn send_list(client: &Client, path: &str) -> oneshot::Receiver<Outcom
 
 /// Returns the names out of the answer to a `Children` request, or `None` if the mutex has no node.
 pub(crate) fn children(outcome: Outcome) -> Result<Option<Names>> {
-    match outcome {
-        Ok(Reply::Children(names)) => Ok(Some(names)),
-        Ok(_) => Err(unexpected_reply()),
-        Err(failure) if failure.is_no_node() => Ok(None),
-        Err(failure) => Err(failed(DOING, failure)),
+    match found(DOING, outcome)? {
+        Some(Reply::Children(names)) => Ok(Some(names)),
+        Some(_) => Err(unexpected_reply()),
+        None => Ok(None),
     }
 }
 
@@ -57,37 +49,54 @@ pub(crate) fn send_read(client: &Client, path: &str, name: &str, watch: bool) ->
 
 /// Returns the node out of the answer to [`send_read`], or `None` if it does not exist any more.
 pub(crate) fn parse(name: &str, outcome: Outcome) -> Result<Option<Head>> {
-    match outcome {
-        Ok(Reply::Data { data, stat }) => Ok(Some(head_of(name, &data, stat))),
-        Ok(_) => Err(unexpected_reply()),
-        Err(failure) if failure.is_no_node() => Ok(None),
-        Err(failure) => Err(failed(DOING, failure)),
+    match found(DOING, outcome)? {
+        Some(Reply::Data { data, stat }) => Ok(Some(head_of(name, &data, stat))),
+        Some(_) => Err(unexpected_reply()),
+        None => Ok(None),
     }
 }
 
 /// Reads a node. Returns `None` if it does not exist any more.
-pub(crate) async fn read(client: &Client, path: &str, name: &str) -> Result<Option<Head>> {
+async fn read(client: &Client, path: &str, name: &str) -> Result<Option<Head>> {
     parse(name, recv(&mut send_read(client, path, name, false)).await)
+}
+
+/// Returns the first node, which holds the mutex, and the number of nodes. Does not read a `known` first node again,
+/// since its contender never changes.
+///
+/// # Errors
+///
+/// The first node was deleted during every attempt to read it.
+pub(crate) async fn first(client: &Client, path: &str, known: Option<Head>) -> Result<(Option<Head>, usize)> {
+    for _ in 0..MAX_READS {
+        let names = names(client, path).await?.unwrap_or_default();
+        let Some(first) = latch::first(&names) else { return Ok((None, 0)) };
+        let head = match &known {
+            Some(known) if known.name == first => Some(known.clone()),
+            _ => read(client, path, first).await?,
+        };
+        if head.is_some() {
+            return Ok((head, names.len()));
+        }
+    }
+    Err(unstable_queue())
 }
 
 /// Watches for the first node of an empty queue. Returns false if there is a node already.
 pub(crate) async fn watch_empty(client: &Client, path: &str) -> Result<bool> {
     let path = path.to_owned();
-    match client.call(Request::Children { path: path.clone(), watch: true }).await {
-        Ok(Reply::Children(names)) => return Ok(names.is_empty()),
-        Ok(_) => return Err(unexpected_reply()),
-        Err(failure) if failure.is_no_node() => {}
-        Err(failure) => return Err(failed(DOING, failure)),
+    let listed = client.call(Request::Children { path: path.clone(), watch: true }).await;
+    if let Some(names) = children(listed)? {
+        return Ok(names.is_empty());
     }
-    match client.call(Request::Exists { path, watch: true }).await {
-        Err(failure) if failure.is_no_node() => Ok(true),
-        outcome => outcome.map(|_| false).map_err(|failure| failed(DOING, failure)),
-    }
+    let created = client.call(Request::Exists { path, watch: true }).await;
+    Ok(found(DOING, created)?.is_none())
 }
 
 /// Converts a node. A node without the id of a contender holds the mutex as well; its name is used as the owner.
 fn head_of(name: &str, data: &[u8], stat: Stat) -> Head {
     let id = std::str::from_utf8(data).ok().and_then(|id| ContenderId::foreign(id).ok());
     let owner = id.or_else(|| ContenderId::foreign(name).ok()).unwrap_or_else(ContenderId::generate);
-    Head { name: name.to_owned(), owner, token: FencingToken::new(stat.czxid.unsigned_abs()) }
+    let token = FencingToken::new(stat.czxid.unsigned_abs());
+    Head { name: name.to_owned(), holder: Holder { owner, token } }
 }

@@ -6,17 +6,14 @@ use std::time::Duration;
 
 use simba_core::spi::Subscription;
 use simba_core::{ContenderId, FencingToken, Moment, Result};
-use simba_net::queue::{Holder, Position, Proof, Queue, unstable_queue};
+use simba_net::queue::{Holder, Position, Proof, Queue};
 
 use crate::client::{Checked, Client, Names, Request, checked, recv};
 use crate::entry::{Entry, Node};
-use crate::error::failed;
-use crate::latch;
+use crate::error::found;
+use crate::latch::{self, Ahead};
 use crate::parents;
 use crate::queue::{self, Head};
-
-/// The number of attempts to read a queue that changes meanwhile.
-const MAX_READS: usize = 8;
 
 /// The queue of one mutex. A process may hold thousands of mutexes, so the state that only waiters need is boxed.
 pub(crate) struct ZookeeperQueue {
@@ -67,12 +64,6 @@ impl Watch {
     }
 }
 
-/// The node directly before the own one, and the first. They may be the same.
-pub(crate) struct Ahead {
-    first: String,
-    next: String,
-}
-
 impl ZookeeperQueue {
     pub(crate) const fn new(entry: Entry) -> Self {
         let (until, waiting) = (Moment::ZERO, None);
@@ -91,17 +82,13 @@ impl ZookeeperQueue {
 
     /// Returns whether a reconnect has granted a shorter session since the last proof.
     fn is_shortened(&self) -> bool {
-        self.client().shortenings() != self.shortenings
+        self.client().proofs().shortenings() != self.shortenings
     }
 
     /// Returns the end of the proof that a check gives, or `None` if the node does not exist any more.
     fn confirmed(&mut self, node: Node, checked: Checked) -> Result<Option<Moment>> {
-        let until = match checked {
-            // A check by another session does not prove that of the node.
-            Ok(()) => self.client().proven_until(node.session),
-            Err(failure) if failure.is_no_node() => None,
-            Err(failure) => return Err(failed("renew", failure)),
-        };
+        // A check by another session does not prove that of the node.
+        let until = found("renew", checked)?.and_then(|()| self.client().proofs().until(node.session));
         if until.is_none() {
             self.clear();
         }
@@ -125,7 +112,7 @@ impl ZookeeperQueue {
         let Some(node) = self.entry.node() else { return Ok(Position::Missing) };
         let Some(names) = queue::children(recv(&mut listed).await)? else { return Ok(Position::Missing) };
         // The creation was a quorum call: it is the last proof.
-        let until = self.client().proven_until(node.session).unwrap_or(Moment::ZERO);
+        let until = self.client().proofs().until(node.session).unwrap_or(Moment::ZERO);
         Ok(self.position(node, &names, until))
     }
 
@@ -136,7 +123,7 @@ impl ZookeeperQueue {
     /// together with the read when a hint makes the turn likely.
     async fn read_position(&mut self, node: Node) -> Result<Position<Ahead>> {
         let likely = self.waiting.as_ref().is_some_and(|waiting| waiting.is_hinted);
-        let mut until = self.client().proven_until(node.session).unwrap_or(Moment::ZERO);
+        let mut until = self.client().proofs().until(node.session).unwrap_or(Moment::ZERO);
         let is_proven = until.saturating_since(self.now()) >= self.lease() / 2;
         let mut listed = queue::send_list(self.client(), &self.entry.parent());
         let mut checking =
@@ -155,19 +142,13 @@ impl ZookeeperQueue {
     }
 
     fn position(&mut self, node: Node, names: &Names, until: Moment) -> Position<Ahead> {
-        match latch::position(names, &node.name.to_string()) {
-            latch::Position::Missing => {
-                self.clear();
-                Position::Missing
-            }
-            latch::Position::First => {
-                self.until = until;
-                Position::First(Proof { token: node.token, until })
-            }
-            latch::Position::Behind { first, next } => {
-                Position::Behind(Ahead { first: first.to_owned(), next: next.to_owned() })
-            }
+        let position = latch::position(names, &node.name.to_string(), Proof { token: node.token, until });
+        match position {
+            Position::Missing => self.clear(),
+            Position::First(_) => self.until = until,
+            _ => {}
         }
+        position
     }
 
     /// Reads and watches the own node. Returns true if the read fails: the next connection gives another hint.
@@ -175,12 +156,11 @@ impl ZookeeperQueue {
     /// Unless the node is in doubt, the read is deferred, so that a mutex that is held for less than 50 ms needs no
     /// watch.
     async fn own_node_exists(&self, path: String) -> bool {
-        let request = Request::Data { path, watch: true };
-        let mut found = match self.is_in_doubt {
-            true => self.client().send(request),
-            false => self.client().send_deferred(request),
-        };
-        !recv(&mut found).await.is_err_and(|failure| failure.is_no_node())
+        if !self.is_in_doubt {
+            self.client().defer().await;
+        }
+        let found = self.client().call(Request::Data { path, watch: true }).await;
+        !found.is_err_and(|failure| failure.is_no_node())
     }
 }
 
@@ -200,8 +180,7 @@ impl Queue for ZookeeperQueue {
     }
 
     async fn locate(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<Ahead>> {
-        self.shortenings = self.client().shortenings();
-        self.entry.give_up_abandoned();
+        self.shortenings = self.client().proofs().shortenings();
         if !self.entry.resolve().await? {
             return self.create_parents().await;
         }
@@ -219,14 +198,14 @@ impl Queue for ZookeeperQueue {
             let checking = client.check(path);
             // After the check was queued: a shorter grant that is not visible here fails the check.
             if self.is_shortened() {
-                self.shortenings = client.shortenings();
-                Some(self.until.min(client.shortened_until()))
+                self.shortenings = client.proofs().shortenings();
+                Some(client.proofs().shortened(self.until))
             } else {
                 self.confirmed(node, checking.await)?
             }
         } else {
             // Before the check: a shorter grant before it does not limit what the check proves.
-            self.shortenings = client.shortenings();
+            self.shortenings = client.proofs().shortenings();
             self.confirmed(node, checked(recv(&mut client.send_check(path)).await))?
         };
         self.until = until.unwrap_or(self.until);
@@ -247,20 +226,8 @@ impl Queue for ZookeeperQueue {
     async fn read_head(&mut self) -> Result<Option<Holder>> {
         let (client, parent) = (Arc::clone(self.client()), self.entry.parent());
         let waiting = self.waiting.get_or_insert_default();
-        for _ in 0..MAX_READS {
-            let names = queue::names(&client, &parent).await?;
-            let Some(first) = names.as_ref().and_then(latch::first) else {
-                waiting.head = None;
-                return Ok(None);
-            };
-            if waiting.head.as_ref().is_none_or(|head| head.name != first) {
-                waiting.head = queue::read(&client, &parent, first).await?;
-            }
-            if let Some(head) = &waiting.head {
-                return Ok(Some(head.clone().into()));
-            }
-        }
-        Err(unstable_queue())
+        (waiting.head, _) = queue::first(&client, &parent, waiting.head.clone()).await?;
+        Ok(waiting.head.as_ref().map(|head| head.holder.clone()))
     }
 
     /// Watches the node directly before the own one and reads the first node, in one round trip.
@@ -287,7 +254,7 @@ impl Queue for ZookeeperQueue {
         if let Some(read) = &mut reading {
             waiting.head = queue::parse(&first, recv(read).await)?;
         }
-        Ok(waiting.head.clone().map(Holder::from))
+        Ok(waiting.head.as_ref().map(|head| head.holder.clone()))
     }
 
     async fn watch_head(&mut self) -> Result<bool> {

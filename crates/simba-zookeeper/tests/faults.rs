@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::peers::{
-    Peer, WAIT_LIMIT, acquired, address, in_time, long, name, observes, short, with_raw, within,
+    Peer, WAIT_LIMIT, acquired, address, in_time, long, name, nodes, observes, short, with_raw, within,
 };
 use common::{Zookeeper, ZookeeperStore, raw};
 use simba_core::ContenderId;
-use simba_core::spi::{Answer, Backend as _, Claim, Ownership, Prior, Session};
+use simba_core::spi::{Answer, Backend as _, Claim, Holding, Ownership, Prior, Session};
 use simba_core::{Clock as _, Lease, Loss, SystemClock};
 use simba_servers::{Server, Setup, shared};
 use simba_tck::{FaultProxy, Network as _, Proxies, SkewedClock, rounds};
@@ -181,6 +181,50 @@ async fn row_15_answers_in_one_read_are_all_handled() {
     assert!(matches!(answer, Answer::Ours(_)));
     let (took, limit) = (renewed - arrived, Duration::from_secs(8));
     assert!(took < limit, "broken: an answer in the buffer is handled within {limit:?}, not after {took:?}");
+}
+
+/// The servers may execute the deletion at any time, and must not delete a node that holds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_deletion_has_no_answer_is_not_used_again() {
+    let (backend, proxy) = behind_proxy().await;
+    for _ in 0..rounds() {
+        let mutex = name();
+        let claim = Claim::new(mutex.clone(), ContenderId::generate(), long());
+        let mut session = backend.open(claim).await.unwrap();
+        let Answer::Ours(first) = answered(&mut *session, Prior::Nothing).await else { panic!("it is free") };
+        let mut deletion = proxy.hold_next_request_with(&[&format!("/simba/{mutex}/")]);
+        tokio::select! {
+            released = session.release(Holding::Unknown) => panic!("it has no answer: {released:?}"),
+            () = in_time("the deletion is sent", deletion.caught()) => {}
+        }
+        proxy.cut();
+        let answer = answered(&mut *session, Prior::Nothing).await;
+        let Answer::Ours(next) = answer else { panic!("there is no other contender: {answer:?}") };
+        assert!(next.token > first.token, "broken: a new tenure has a new node");
+        assert_eq!(nodes(&mutex).await.len(), 1, "broken: the old node is deleted");
+    }
+}
+
+/// A session is shared by contenders on any runtime.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_outlives_the_runtime_of_its_first_contender() {
+    let (backend, _network) = Zookeeper::single().proxied().await;
+    let open = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let opened = runtime.block_on(async {
+            let claim = Claim::new(name(), ContenderId::generate(), long());
+            let mut session = backend.open(claim).await.unwrap();
+            let answer = answered(&mut *session, Prior::Nothing).await;
+            (session, answer)
+        });
+        drop(runtime);
+        (backend, opened)
+    };
+    let (_backend, (mut session, answer)) = tokio::task::spawn_blocking(open).await.unwrap();
+    let Answer::Ours(first) = answer else { panic!("it is free: {answer:?}") };
+    let answer = answered(&mut *session, Prior::Held).await;
+    let Answer::Ours(renewed) = answer else { panic!("there is no other contender: {answer:?}") };
+    assert_eq!(renewed.token, first.token, "broken: the same tenure continues");
 }
 
 /// A check that was sent before the client learns that its session has ended is repeated in the next session.

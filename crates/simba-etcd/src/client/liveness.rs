@@ -12,16 +12,16 @@ const MAX_SILENCE: Duration = Duration::from_secs(2);
 const MIN_SILENCE: Duration = Duration::from_millis(200);
 
 /// The times of requests and answers, and the limit for an answer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Liveness {
     inner: Mutex<Inner>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Inner {
     /// When the first request without an answer was sent.
     unanswered_since: Option<Moment>,
-    last_answer: Moment,
+    last_answer: Option<Moment>,
     /// The lengths of the leases in use, each with the number of its users.
     leases: BTreeMap<Duration, usize>,
 }
@@ -42,13 +42,6 @@ impl Drop for LeaseInUse {
                 inner.leases.remove(&self.lease);
             }
         }
-    }
-}
-
-impl Default for Liveness {
-    fn default() -> Self {
-        let inner = Inner { unanswered_since: None, last_answer: Moment::ZERO, leases: BTreeMap::new() };
-        Self { inner: Mutex::new(inner) }
     }
 }
 
@@ -80,12 +73,12 @@ impl Liveness {
     /// Records an answer. Any answer shows that the server is alive, so other pending requests do not count any more.
     pub(super) fn answered(&self, now: Moment) {
         let mut inner = self.inner();
-        (inner.unanswered_since, inner.last_answer) = (None, now);
+        (inner.unanswered_since, inner.last_answer) = (None, Some(now));
     }
 
-    /// Returns the time since the last answer, whether or not a request is pending.
+    /// Returns the time since the last answer, whether or not a request is pending. Zero before the first answer.
     pub(super) fn idle_for(&self, now: Moment) -> Duration {
-        now.saturating_since(self.inner().last_answer)
+        self.inner().last_answer.map_or(Duration::ZERO, |last| now.saturating_since(last))
     }
 
     /// Returns for how long a request has been pending without any answer.

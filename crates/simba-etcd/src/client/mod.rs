@@ -27,20 +27,17 @@ use tonic::metadata::AsciiMetadataValue;
 
 pub(crate) use self::failure::Failure;
 pub(crate) use self::liveness::LeaseInUse;
+#[cfg(test)]
+pub(crate) use self::protocol::ResponseOp;
 pub(crate) use self::protocol::{
     ASCENDING, BY_CREATION, Compare, DESCENDING, DeleteRangeRequest, Header, KeyValue, Op, PutRequest,
     RangeRequest, RangeResponse, RequestOp, StatusResponse, TxnRequest, TxnResponse,
 };
-#[cfg(test)]
-pub(crate) use self::protocol::{Done, ResponseOp};
 pub(crate) use self::wakeups::{Watch, WatchTarget};
 
 use self::connection::{Connection, Token};
 use self::liveness::Liveness;
-use self::protocol::{
-    DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseResponse,
-    LeaseRevokeResponse, StatusRequest, WatchResponse,
-};
+use self::protocol::{Empty, LeaseGrantRequest, LeaseRequest, LeaseResponse, WatchResponse};
 use self::supervisor::Members;
 use self::wakeups::{NewStream, Watches};
 use crate::config::EtcdConfig;
@@ -50,8 +47,6 @@ use crate::config::EtcdConfig;
 pub(crate) struct Client {
     shared: Arc<Shared>,
     runtime: Handle,
-    /// The prefix of all keys.
-    root: String,
 }
 
 /// The state that the client and its supervisor share.
@@ -107,9 +102,9 @@ impl Client {
             token: Token::default(),
             login: Mutex::new(()),
         });
-        let (runtime, root) = (Handle::current(), shared.config.keys().root());
+        let runtime = Handle::current();
         runtime.spawn(Members::new(Arc::clone(&shared)).run());
-        Self { shared, runtime, root }
+        Self { shared, runtime }
     }
 
     /// Waits until a member accepts the connection, or every one has failed.
@@ -151,13 +146,12 @@ impl Client {
 
     pub(crate) async fn delete(&self, key: &str) -> Result<(), Failure> {
         let request = DeleteRangeRequest { key: key.as_bytes().to_vec() };
-        let DeleteRangeResponse {} = self.call("/etcdserverpb.KV/DeleteRange", request).await?;
-        Ok(())
+        self.call("/etcdserverpb.KV/DeleteRange", request).await.map(|Empty {}| ())
     }
 
     /// Returns a read that finds at most one key and needs a quorum. A serializable read would need one member only.
     pub(crate) fn quorum_read(&self) -> RangeRequest {
-        RangeRequest::of_key(&self.root)
+        Connection::quorum_read(&self.shared.config)
     }
 
     /// Starts a transaction that runs to its end even if the receiver is dropped.
@@ -176,14 +170,12 @@ impl Client {
     /// Requests a new lease. Returns its id and the granted length.
     pub(crate) async fn grant(&self, seconds: i64) -> Result<(i64, Duration), Failure> {
         let request = LeaseGrantRequest { ttl: seconds };
-        let granted: LeaseGrantResponse = self.call("/etcdserverpb.Lease/LeaseGrant", request).await?;
+        let granted: LeaseResponse = self.call("/etcdserverpb.Lease/LeaseGrant", request).await?;
         Ok((granted.id, whole_seconds(granted.ttl)))
     }
 
     pub(crate) async fn revoke(&self, id: i64) -> Result<(), Failure> {
-        let LeaseRevokeResponse {} =
-            self.call("/etcdserverpb.Lease/LeaseRevoke", LeaseRequest { id }).await?;
-        Ok(())
+        self.call("/etcdserverpb.Lease/LeaseRevoke", LeaseRequest { id }).await.map(|Empty {}| ())
     }
 
     /// Returns the remaining time of a lease by the clock of the leader; zero if the lease has ended.
@@ -219,7 +211,7 @@ impl Client {
     }
 
     pub(crate) async fn status(&self) -> Result<StatusResponse, Failure> {
-        self.call("/etcdserverpb.Maintenance/Status", StatusRequest {}).await
+        self.call("/etcdserverpb.Maintenance/Status", Empty {}).await
     }
 
     // ===== watches =====

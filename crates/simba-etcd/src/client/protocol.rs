@@ -82,16 +82,10 @@ pub(crate) struct PutRequest {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct PutResponse {}
-
-#[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct DeleteRangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(crate) key: Vec<u8>,
 }
-
-#[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct DeleteRangeResponse {}
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct RequestOp {
@@ -115,20 +109,11 @@ impl From<Op> for RequestOp {
     }
 }
 
+/// The result of one operation; without a range for a write.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct ResponseOp {
-    #[prost(oneof = "Done", tags = "1, 2, 3")]
-    pub(crate) done: Option<Done>,
-}
-
-#[derive(Clone, PartialEq, Eq, Oneof)]
-pub(crate) enum Done {
-    #[prost(message, tag = "1")]
-    Range(RangeResponse),
-    #[prost(message, tag = "2")]
-    Put(PutResponse),
-    #[prost(message, tag = "3")]
-    Delete(DeleteRangeResponse),
+    #[prost(message, optional, tag = "1")]
+    pub(crate) range: Option<RangeResponse>,
 }
 
 /// The condition that a key, or all keys up to `range_end`, were created in this revision; zero: that none exists.
@@ -189,10 +174,7 @@ pub(crate) struct TxnResponse {
 impl TxnResponse {
     /// Returns the results of the reads in the transaction, in their order.
     pub(crate) fn ranges(&mut self) -> impl Iterator<Item = Vec<KeyValue>> {
-        self.responses.drain(..).filter_map(|response| match response.done {
-            Some(Done::Range(range)) => Some(range.kvs),
-            _ => None,
-        })
+        self.responses.drain(..).filter_map(|response| Some(response.range?.kvs))
     }
 }
 
@@ -204,44 +186,30 @@ pub(crate) struct LeaseGrantRequest {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct LeaseGrantResponse {
-    #[prost(int64, tag = "2")]
-    pub(crate) id: i64,
-    #[prost(int64, tag = "3")]
-    pub(crate) ttl: i64,
-}
-
-#[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct LeaseRequest {
     #[prost(int64, tag = "1")]
     pub(crate) id: i64,
 }
 
-#[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct LeaseRevokeResponse {}
-
-/// The response to a keep-alive and to a query of the time to live: both have these fields.
+/// The response to a grant, to a keep-alive and to a query of the time to live: all have these fields.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct LeaseResponse {
     #[prost(message, optional, tag = "1")]
     pub(crate) header: Option<Header>,
+    #[prost(int64, tag = "2")]
+    pub(crate) id: i64,
     /// In seconds; zero or less for a lease that has ended.
     #[prost(int64, tag = "3")]
     pub(crate) ttl: i64,
 }
 
+/// Has one of the two.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct WatchRequest {
-    #[prost(oneof = "Watching", tags = "1, 2")]
-    pub(crate) request: Option<Watching>,
-}
-
-#[derive(Clone, PartialEq, Eq, Oneof)]
-pub(crate) enum Watching {
-    #[prost(message, tag = "1")]
-    Create(WatchCreateRequest),
-    #[prost(message, tag = "2")]
-    Cancel(WatchCancelRequest),
+    #[prost(message, optional, tag = "1")]
+    pub(crate) create: Option<WatchCreateRequest>,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) cancel: Option<WatchCancelRequest>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -279,13 +247,14 @@ pub(crate) struct WatchResponse {
     pub(crate) compact_revision: i64,
     #[prost(string, tag = "6")]
     pub(crate) cancel_reason: String,
+    /// Their fields are not read: a wakeup only says that something changed.
     #[prost(message, repeated, tag = "11")]
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<Empty>,
 }
 
-/// An event. Its fields are not read: a wakeup only says that something changed.
+/// A message whose fields are not read, or that has none.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct Event {}
+pub(crate) struct Empty {}
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct AuthenticateRequest {
@@ -300,9 +269,6 @@ pub(crate) struct AuthenticateResponse {
     #[prost(string, tag = "2")]
     pub(crate) token: String,
 }
-
-#[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct StatusRequest {}
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct StatusResponse {

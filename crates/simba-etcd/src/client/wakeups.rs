@@ -10,14 +10,11 @@ use futures_util::task::AtomicWaker;
 use tokio::sync::mpsc;
 
 use super::protocol::{
-    NO_DELETE, NO_PUT, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse, Watching,
+    NO_DELETE, NO_PUT, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse,
 };
 
-/// The event to watch for, and the revision to start from.
-#[derive(Clone, Debug)]
-pub(crate) struct WatchTarget {
-    request: WatchCreateRequest,
-}
+/// The event to watch for, and the revision to start from. Its id is set when it is sent.
+pub(crate) type WatchTarget = WatchCreateRequest;
 
 impl WatchTarget {
     /// Targets the deletion of this key.
@@ -30,11 +27,8 @@ impl WatchTarget {
         Self::new(prefix.as_bytes(), end, from, NO_DELETE)
     }
 
-    fn new(key: &[u8], range_end: Vec<u8>, from: i64, filter: i32) -> Self {
-        let key = key.to_vec();
-        let request =
-            WatchCreateRequest { key, range_end, start_revision: from, filters: vec![filter], watch_id: 0 };
-        Self { request }
+    fn new(key: &[u8], range_end: Vec<u8>, start_revision: i64, filter: i32) -> Self {
+        Self { key: key.to_vec(), range_end, start_revision, filters: vec![filter], watch_id: 0 }
     }
 }
 
@@ -140,7 +134,7 @@ impl Watches {
     pub(super) fn add(self: &Arc<Self>, target: WatchTarget, deferrable: bool) -> (Watch, Option<NewStream>) {
         let mut inner = self.inner();
         let (watch, request) = self.register(&mut inner, target, deferrable);
-        let opened = inner.send(Watching::Create(request));
+        let opened = inner.create(request);
         (watch, opened)
     }
 
@@ -170,7 +164,7 @@ impl Watches {
         inner.count += 1;
         let (id, wakeup) = (inner.count, Arc::new(Wakeup { deferrable, ..Wakeup::default() }));
         inner.wakeups.insert(id, Arc::clone(&wakeup));
-        let request = WatchCreateRequest { watch_id: id, ..target.request };
+        let request = WatchCreateRequest { watch_id: id, ..target };
         (Watch { watches: Arc::clone(self), id, wakeup }, request)
     }
 
@@ -181,7 +175,7 @@ impl Watches {
         let deferred = std::mem::take(&mut inner.deferred);
         let mut opened = None;
         for request in deferred {
-            opened = inner.send(Watching::Create(request)).or(opened);
+            opened = inner.create(request).or(opened);
         }
         opened
     }
@@ -266,8 +260,9 @@ impl Inner {
         self.to_notify.drain(left..).for_each(|wakeup| wakeup.notify());
     }
 
-    fn send(&mut self, request: Watching) -> Option<NewStream> {
-        let request = WatchRequest { request: Some(request) };
+    /// Creates a watch at the server. Returns the stream to open if there is none yet.
+    fn create(&mut self, request: WatchCreateRequest) -> Option<NewStream> {
+        let request = WatchRequest { create: Some(request), cancel: None };
         match &self.stream {
             Stream::Disconnected => None,
             Stream::Open { requests, .. } => {
@@ -290,10 +285,12 @@ impl Inner {
         let deferred = self.deferred.iter().position(|request| request.watch_id == watch_id);
         match deferred {
             Some(at) => drop(self.deferred.swap_remove(at)),
-            None if matches!(self.stream, Stream::Open { .. }) => {
-                self.send(Watching::Cancel(WatchCancelRequest { watch_id }));
+            None => {
+                if let Stream::Open { requests, .. } = &self.stream {
+                    let cancel = Some(WatchCancelRequest { watch_id });
+                    let _ = requests.send(WatchRequest { create: None, cancel });
+                }
             }
-            None => {}
         }
     }
 }
@@ -302,7 +299,7 @@ impl Inner {
 mod tests {
     use futures_util::FutureExt as _;
 
-    use super::super::protocol::Event;
+    use super::super::protocol::Empty;
     use super::*;
 
     fn target() -> WatchTarget {
@@ -310,7 +307,7 @@ mod tests {
     }
 
     fn event_for(watch: &Watch) -> WatchResponse {
-        WatchResponse { watch_id: watch.id, events: vec![Event {}], ..WatchResponse::default() }
+        WatchResponse { watch_id: watch.id, events: vec![Empty {}], ..WatchResponse::default() }
     }
 
     fn is_notified(watch: &Watch) -> bool {
@@ -332,10 +329,8 @@ mod tests {
         assert!(!is_notified(&other));
         drop((one, other));
         let mut cancelled = Vec::new();
-        while let Ok(WatchRequest { request: Some(request) }) = requests.try_recv() {
-            if let Watching::Cancel(cancel) = request {
-                cancelled.push(cancel.watch_id);
-            }
+        while let Ok(request) = requests.try_recv() {
+            cancelled.extend(request.cancel.map(|cancel| cancel.watch_id));
         }
         assert_eq!(cancelled, [1, 2], "a server keeps a watch until it is cancelled");
     }
@@ -390,9 +385,7 @@ mod tests {
         let (dropped, kept) = (watches.add_deferred(target()), watches.add_deferred(target()));
         drop(dropped);
         let mut requests = watches.run_deferred().expect("a stream").requests;
-        let WatchRequest { request: Some(Watching::Create(created)) } = requests.try_recv().unwrap() else {
-            panic!("not a creation");
-        };
+        let created = requests.try_recv().unwrap().create.expect("a creation");
         assert_eq!(created.watch_id, kept.id);
         assert!(requests.try_recv().is_err());
     }

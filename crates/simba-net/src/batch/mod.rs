@@ -9,6 +9,7 @@
 //! | its future is dropped before it was sent | it is removed before the drop returns, and is never sent |
 //! | its future is dropped after it was sent | it stays in its request; the answer is discarded |
 //! | its request takes longer than the limit | it fails with [`ErrorKind::Unavailable`](simba_core::ErrorKind) |
+//! | it was sent from its caller's task, and nothing polls its future any more | it holds up others until the limit has passed, as a request without an answer does |
 //! | its request fails as a whole | it fails, or waits again and is sent alone if the [`SendBatch`] says so |
 //! | the task of [`Batcher::run`] ends | it fails with [`ErrorKind::Closed`](simba_core::ErrorKind) if it was sent, otherwise it waits for the next `run` |
 //! | [`Batcher::close`] | it fails if it was not sent yet |
@@ -27,8 +28,10 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use simba_core::clock::Sleep;
 use simba_core::spi::within;
-use simba_core::{Clock, Error, ErrorKind, Result};
+use simba_core::{Clock, Error, ErrorKind, Moment, Result};
 use tokio::sync::{Notify, oneshot};
+
+use crate::closed;
 
 /// Sends several calls as one request.
 ///
@@ -98,9 +101,16 @@ pub struct Batcher<C, A> {
 struct State<C, A> {
     next: u64,
     waiting: VecDeque<Waiting<C, A>>,
-    in_flight: usize,
+    in_flight: Vec<Slot>,
     /// Why no call is accepted any more.
     closed: Option<Error>,
+}
+
+/// A request in flight.
+struct Slot {
+    number: u64,
+    /// The end of its limit. After that it does not count any more, even if its caller is never polled again.
+    until: Moment,
 }
 
 /// A call that is not sent yet.
@@ -118,7 +128,7 @@ impl<C: Send + Sync, A: Send> Batcher<C, A> {
     /// Creates a batcher without calls. [`run`](Self::run) has to be polled for calls to be sent together.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>, limits: BatchLimits) -> Self {
-        let state = State { next: 0, waiting: VecDeque::new(), in_flight: 0, closed: None };
+        let state = State { next: 0, waiting: VecDeque::new(), in_flight: Vec::new(), closed: None };
         Self { limits, clock, state: Mutex::new(state), wakeup: Notify::new() }
     }
 
@@ -136,10 +146,7 @@ impl<C: Send + Sync, A: Send> Batcher<C, A> {
         S: SendBatch<Call = C, Answer = A>,
     {
         match self.add(call)? {
-            Added::SendNow(call) => {
-                let _in_flight = InFlight(self);
-                self.send_alone(sender, &call).await
-            }
+            Added::SendNow(call, _in_flight) => self.send_alone(sender, &call).await,
             Added::Waiting(waiting) => waiting.answer().await,
         }
     }
@@ -170,16 +177,18 @@ impl<C: Send + Sync, A: Send> Batcher<C, A> {
     {
         let mut requests = FuturesUnordered::new();
         // Calls that came before the first poll wait for others, too.
-        let mut window = self.window();
+        let (mut window, mut slot) = (self.window(), None);
         loop {
             if window.is_none() {
                 requests.extend(poll_fn(|context| Poll::Ready(self.send_waiting(sender, context))).await);
+                slot = slot.or_else(|| self.next_slot());
             }
             tokio::select! {
                 biased;
                 Some(()) = requests.next(), if !requests.is_empty() => {}
                 () = self.wakeup.notified(), if window.is_none() => window = self.window(),
                 () = end_of(&mut window), if window.is_some() => window = None,
+                () = end_of(&mut slot), if slot.is_some() => slot = None,
             }
         }
     }
@@ -199,10 +208,11 @@ impl<C: Send + Sync, A: Send> Batcher<C, A> {
 
     fn add(&self, call: C) -> Result<Added<'_, C, A>> {
         let mut state = self.open()?;
-        let alone = state.waiting.is_empty() && state.in_flight < self.limits.in_flight;
-        if alone && self.limits.window.is_zero() {
-            state.in_flight += 1;
-            return Ok(Added::SendNow(call));
+        if state.waiting.is_empty()
+            && self.limits.window.is_zero()
+            && let Some(number) = self.take_slot(&mut state)
+        {
+            return Ok(Added::SendNow(call, InFlight { batcher: self, number }));
         }
         Ok(Added::Waiting(self.push(state, call)))
     }
@@ -218,12 +228,31 @@ impl<C: Send + Sync, A: Send> Batcher<C, A> {
 
     fn push(&self, mut state: MutexGuard<'_, State<C, A>>, call: C) -> Ticket<'_, C, A> {
         let (answer, receiver) = oneshot::channel();
-        let number = state.next;
-        state.next += 1;
+        let number = state.next_number();
         state.waiting.push_back(Waiting { number, call, answer, alone: false });
         drop(state);
         self.wakeup.notify_one();
         Ticket { batcher: self, number, answer: receiver }
+    }
+
+    /// Counts a request as in flight, unless there are too many, and returns its number.
+    fn take_slot(&self, state: &mut State<C, A>) -> Option<u64> {
+        let now = self.clock.now();
+        if state.in_flight.len() >= self.limits.in_flight {
+            state.in_flight.retain(|slot| slot.until > now);
+        }
+        (state.in_flight.len() < self.limits.in_flight).then(|| {
+            let number = state.next_number();
+            state.in_flight.push(Slot { number, until: now + self.limits.time });
+            number
+        })
+    }
+
+    /// Returns the time until the limit of a request in flight has passed, if calls wait for that.
+    fn next_slot(&self) -> Option<Sleep> {
+        let state = self.state();
+        let until = state.in_flight.iter().map(|slot| slot.until).min();
+        until.filter(|_| !state.waiting.is_empty()).map(|until| self.clock.sleep_until(until))
     }
 
     /// Returns the time to wait for more calls, if any.
@@ -246,27 +275,27 @@ impl<C: Send + Sync, A: Send> Batcher<C, A> {
         S: SendBatch<Call = C, Answer = A>,
     {
         let mut state = self.state();
-        if state.waiting.is_empty() || state.in_flight >= self.limits.in_flight {
+        if state.waiting.is_empty() {
             return None;
         }
+        let number = self.take_slot(&mut state)?;
         let count = match state.waiting.iter().position(|waiting| waiting.alone) {
             Some(0) => 1,
             Some(others) => others.min(self.limits.calls),
             None => state.waiting.len().min(self.limits.calls),
         };
         let calls = state.waiting.drain(..count).collect();
-        state.in_flight += 1;
         let mut sent = Box::pin(self.send_together(sender, calls));
         let Poll::Ready(again) = sent.as_mut().poll(context) else {
             drop(state);
-            let in_flight = InFlight(self);
+            let in_flight = InFlight { batcher: self, number };
             return Some(Box::pin(async move {
                 let again = sent.await;
                 self.state().wait_again(again);
                 drop(in_flight);
             }));
         };
-        state.in_flight -= 1;
+        state.end(number);
         state.wait_again(again);
         Some(Box::pin(std::future::ready(())))
     }
@@ -328,6 +357,17 @@ impl<C: Send + Sync, A: Send> Batcher<C, A> {
 }
 
 impl<C, A> State<C, A> {
+    /// Returns a number for a call or a request.
+    const fn next_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Ends a request in flight.
+    fn end(&mut self, number: u64) {
+        self.in_flight.retain(|slot| slot.number != number);
+    }
+
     /// Lets calls wait again, in the order in which they were made. Leaves out those whose caller was dropped meanwhile:
     /// the next call of the same session may have been sent.
     fn wait_again(&mut self, calls: Vec<Waiting<C, A>>) {
@@ -340,8 +380,8 @@ impl<C, A> State<C, A> {
 
 /// How a new call is sent.
 enum Added<'a, C: Send + Sync, A: Send> {
-    /// By its caller, which has been counted as a request in flight.
-    SendNow(C),
+    /// By its caller.
+    SendNow(C, InFlight<'a, C, A>),
     /// Together with others.
     Waiting(Ticket<'a, C, A>),
 }
@@ -372,14 +412,17 @@ impl<C: Send + Sync, A: Send> Drop for Ticket<'_, C, A> {
 }
 
 /// Counts one request in flight. Dropping it admits the next.
-struct InFlight<'a, C: Send + Sync, A: Send>(&'a Batcher<C, A>);
+struct InFlight<'a, C: Send + Sync, A: Send> {
+    batcher: &'a Batcher<C, A>,
+    number: u64,
+}
 
 impl<C: Send + Sync, A: Send> Drop for InFlight<'_, C, A> {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        state.in_flight -= 1;
+        let mut state = self.batcher.state();
+        state.end(self.number);
         if !state.waiting.is_empty() {
-            self.0.wakeup.notify_one();
+            self.batcher.wakeup.notify_one();
         }
     }
 }
@@ -394,10 +437,6 @@ async fn end_of(window: &mut Option<Sleep>) {
     if let Some(window) = window {
         window.await;
     }
-}
-
-fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the connection of this handle is closed")
 }
 
 fn timed_out(limit: Duration) -> Error {

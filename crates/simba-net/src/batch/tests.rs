@@ -108,6 +108,29 @@ async fn a_dropped_lone_call_admits_the_next_request() {
     assert_eq!(server.requests(), [[1], [2]]);
 }
 
+/// Its caller may be a task that waits for something else, or a runtime that is not driven.
+#[tokio::test(start_paused = true)]
+async fn a_lone_call_that_nothing_polls_holds_up_others_until_its_limit() {
+    let (batcher, server) = (batcher(LIMITS), Server::new(0));
+    let began = tokio::time::Instant::now();
+    let mut first = Box::pin(batcher.call(&server, 1));
+    assert!(first.as_mut().now_or_never().is_none());
+    // One for each request: the semaphore is fair, and the first call waits for one.
+    server.permits.add_permits(3);
+    let others = async { tokio::join!(batcher.call(&server, 2), batcher.call(&server, 3)) };
+    let answers = async {
+        tokio::select! {
+            () = batcher.run(&server) => unreachable!("it never ends"),
+            (two, three) = others => (two.unwrap(), three.unwrap()),
+        }
+    };
+    let answers = tokio::time::timeout(LIMITS.time * 10, answers).await.expect("the others are sent");
+    assert_eq!((answers, began.elapsed()), ((20, 30), LIMITS.time));
+    assert_eq!(server.requests(), [vec![1], vec![2, 3]]);
+    assert_eq!(first.await.unwrap(), 10, "it was answered");
+    assert_eq!(batcher.call(&server, 4).await.unwrap(), 40, "nothing is in flight any more");
+}
+
 /// Lets the first call in, then lets the others share a request that fails.
 async fn with_failed_request<'a>(
     batcher: &'a Batcher<u32, u32>,

@@ -39,8 +39,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use simba_core::operate::MutexRecord;
 use simba_core::spi::{Answer, Claim, Holding, Intent, Ownership, Prior, Session, async_trait};
-use simba_core::{ContenderId, Error, ErrorKind, FencingToken, Moment, Result};
+use simba_core::{ContenderId, Error, ErrorKind, FencingToken, Moment, MutexName, Result};
 
 /// The number of attempts to act on a queue that changes in between.
 const MAX_ATTEMPTS: usize = 8;
@@ -60,7 +61,7 @@ pub trait Queue: Send + Sync + 'static {
     /// Returns the longest time that one proof grants.
     fn lease(&self) -> Duration;
 
-    /// Returns the token of the own entry, if there is one that may still exist and that was not left.
+    /// Returns the token of the own entry, if there is one that may still exist.
     fn token(&self) -> Option<FencingToken>;
 
     /// Returns the position of the own entry. Creates the entry if there is none: at the end of the queue if the session
@@ -169,6 +170,15 @@ pub struct Holder {
     pub token: FencingToken,
 }
 
+/// Returns the record of a mutex by the first entry of its queue and the number of entries.
+#[must_use]
+pub fn record(mutex: MutexName, head: Option<Holder>, entries: usize) -> MutexRecord {
+    let mut record = MutexRecord::free(mutex);
+    record.waiters = Some(entries.saturating_sub(1));
+    (record.owner, record.token) = head.map(|head| (head.owner, head.token)).unzip();
+    record
+}
+
 /// One contender or observer of a [`Queue`]. See the [module documentation](self).
 pub struct QueueSession<Q: Queue> {
     queue: Q,
@@ -176,6 +186,9 @@ pub struct QueueSession<Q: Queue> {
     intent: Intent,
     /// Whether the own entry is the first. It stays so for as long as it exists.
     is_holder: bool,
+    /// Whether a deletion of the own entry was requested and not confirmed. The store may execute it at any time, so the
+    /// entry is not used again.
+    is_leaving: bool,
     /// Whether another session with the same id holds the mutex. This one does not queue behind it.
     is_duplicate: bool,
     /// Whether `changed` has completed once, as it does after a new subscription.
@@ -186,7 +199,8 @@ impl<Q: Queue> QueueSession<Q> {
     /// Creates a session without an entry.
     pub fn new(queue: Q, claim: Claim) -> Self {
         let Claim { contender, intent, .. } = claim;
-        Self { queue, contender, intent, is_holder: false, is_duplicate: false, gave_first_hint: false }
+        let (is_holder, is_leaving, is_duplicate, gave_first_hint) = (false, false, false, false);
+        Self { queue, contender, intent, is_holder, is_leaving, is_duplicate, gave_first_hint }
     }
 
     async fn acquire(&mut self, prior: Prior) -> Result<Answer> {
@@ -201,7 +215,7 @@ impl<Q: Queue> QueueSession<Q> {
 
     /// Makes one attempt. Returns `None` if the queue has changed and has to be read again.
     async fn attempt(&mut self, prior: Prior, began: Moment) -> Result<Option<Answer>> {
-        match self.queue.token() {
+        match self.queue.token().filter(|_| !self.is_leaving) {
             // The entry of a lapsed tenure: the next tenure needs a greater token, hence a new entry.
             Some(token) if prior == Prior::Lapsed(token) => {
                 self.leave().await?;
@@ -211,6 +225,9 @@ impl<Q: Queue> QueueSession<Q> {
             None if self.is_duplicate => self.check_duplicate().await,
             _ => {
                 self.is_holder = false;
+                if std::mem::take(&mut self.is_leaving) {
+                    self.queue.delete_in_background();
+                }
                 let position = self.queue.locate(&self.contender, self.intent == Intent::Queue).await?;
                 self.act_on(position, prior, began).await
             }
@@ -261,8 +278,9 @@ impl<Q: Queue> QueueSession<Q> {
     }
 
     async fn leave(&mut self) -> Result<()> {
-        self.is_holder = false;
+        (self.is_holder, self.is_leaving) = (false, true);
         self.queue.delete().await?;
+        self.is_leaving = false;
         self.queue.stop_waiting();
         Ok(())
     }

@@ -78,8 +78,8 @@ impl SendBatch for CheckSender {
             let codes = self.request(open.iter().map(|at| paths[*at].clone()).collect()).await;
             let codes = match codes {
                 // The session has ended, so every check fails.
-                Ok(codes) if codes.contains(&Some(Code::SessionExpired)) => {
-                    Err(Failure::Refused(Code::SessionExpired))
+                Ok(codes) if codes.contains(&Some(Code::SESSION_EXPIRED)) => {
+                    Err(Failure::Refused(Code::SESSION_EXPIRED))
                 }
                 codes => codes,
             };
@@ -93,7 +93,7 @@ impl SendBatch for CheckSender {
                     break;
                 }
                 Ok(codes) => open.iter().zip(codes).filter_map(|(at, code)| match code {
-                    Some(code) if code != Code::NotReached => {
+                    Some(code) if code != Code::NOT_REACHED => {
                         answers[*at] = Ok(refused(code));
                         None
                     }
@@ -137,14 +137,14 @@ mod tests {
         let (answers, counts) = send(3, vec![Ok(vec![0, -101, -2]), Ok(vec![0, 0])]).await;
         assert_eq!(counts, [3, 2]);
         assert!(answers[0].is_ok() && answers[2].is_ok());
-        assert!(matches!(answers[1], Err(Failure::Refused(Code::NoNode))));
+        assert!(matches!(answers[1], Err(Failure::Refused(Code::NO_NODE))));
     }
 
     #[tokio::test]
     async fn an_expired_session_fails_all_checks_without_another_request() {
         let (answers, counts) = send(3, vec![Ok(vec![-112, -2, -2])]).await;
         assert_eq!(counts, [3]);
-        let is_expired = |answer: &Checked| matches!(answer, Err(Failure::Refused(Code::SessionExpired)));
+        let is_expired = |answer: &Checked| matches!(answer, Err(Failure::Refused(Code::SESSION_EXPIRED)));
         assert!(answers.iter().all(is_expired), "{answers:?}");
     }
 

@@ -5,7 +5,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::clock::Sleep;
 use simba_core::{Clock, Moment};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{mpsc, oneshot};
@@ -18,8 +17,6 @@ use super::protocol::message::{self, EVENT, Header, PING};
 use super::protocol::{Code, Malformed, Reader, Reply, Request, Writer};
 use super::{Command, Shared};
 
-/// The longest delay of a deferred call, whose caller may be dropped by then.
-const DEFER_DELAY: Duration = Duration::from_millis(50);
 /// Requests are numbered from here. The login may have used smaller numbers.
 pub(super) const FIRST_XID: i32 = 16;
 
@@ -53,8 +50,6 @@ impl Context {
     fn take(&mut self, command: Command) {
         match command {
             Command::Send(call) => self.outbox.calls.push_back(call),
-            Command::SendBoth(one, other) => self.outbox.calls.extend([one, other]),
-            Command::Deferred(call) => self.outbox.deferred.push(call),
             Command::Close(to) => self.closing = Some(to),
         }
     }
@@ -135,18 +130,13 @@ impl Connection {
         let clock = Arc::clone(&ctx.clock);
         // A ping in every twelfth of the timeout: see `LeaderContact`.
         let (interval, silence_limit) = (self.timeout / 12, self.timeout / 3);
-        let defer_delay = DEFER_DELAY.min(interval);
         let mut tick = clock.sleep_until(clock.now() + interval);
-        let mut defer_timer = None;
         // The read that brought the answer to the handshake may have brought others.
         if let Some(end) = self.on_read(Ok(true), ctx, session) {
             return end;
         }
         loop {
             self.send(ctx);
-            if defer_timer.is_none() && !ctx.outbox.deferred.is_empty() {
-                defer_timer = Some(clock.sleep_until(clock.now() + defer_delay));
-            }
             let has_output = !self.out.bytes().is_empty() || !self.flushed;
             tokio::select! {
                 biased;
@@ -163,10 +153,6 @@ impl Connection {
                     Err(error) => return End::Broken(error.to_string()),
                 },
                 () = ctx.receive(), if !ctx.is_ending() => {}
-                () = timer_over(&mut defer_timer) => {
-                    defer_timer = None;
-                    ctx.outbox.release_deferred();
-                }
                 () = &mut tick => {
                     tick = clock.sleep_until(clock.now() + interval);
                     if self.oldest_wait(clock.now()) >= silence_limit {
@@ -246,21 +232,18 @@ impl Connection {
 
     /// Handles all complete messages in the buffer.
     fn read(&mut self, ctx: &mut Context, session: &mut Session) -> Result<Option<End>, Malformed> {
-        loop {
-            // The frame borrows the buffer, and `on_frame` borrows `self`: move the buffer out meanwhile.
-            let mut frames = std::mem::take(&mut self.transport.frames);
-            let outcome = match frames.next() {
-                Ok(Some(frame)) => self.on_frame(frame, ctx, session).map(Some),
-                Ok(None) => Ok(None),
+        // The frame borrows the buffer, and `on_frame` borrows `self`: move the buffer out meanwhile.
+        let mut frames = std::mem::take(&mut self.transport.frames);
+        let mut end = Ok(None);
+        while let Ok(None) = end {
+            end = match frames.next() {
+                Ok(Some(frame)) => self.on_frame(frame, ctx, session),
+                Ok(None) => break,
                 Err(malformed) => Err(malformed),
             };
-            self.transport.frames = frames;
-            match outcome? {
-                None => return Ok(None),
-                Some(None) => {}
-                Some(Some(end)) => return Ok(Some(end)),
-            }
         }
+        self.transport.frames = frames;
+        end
     }
 
     fn on_frame(
@@ -302,10 +285,10 @@ impl Connection {
     /// Delivers an answer. Returns the reason if it ends the connection.
     fn conclude(&mut self, request: InFlight, outcome: Outcome, ctx: &mut Context) -> Option<End> {
         let InFlight { sent, call, .. } = request;
-        let is_expired = |error: &i32| Code::of(*error) == Some(Code::SessionExpired);
+        let is_expired = |error: &i32| Code::of(*error) == Some(Code::SESSION_EXPIRED);
         let (proves, end) = match (&call.request, &outcome) {
             (Request::Close, _) => (false, Some(End::Closed)),
-            (_, Err(Failure::Refused(Code::SessionExpired))) => (false, Some(End::Expired)),
+            (_, Err(Failure::Refused(Code::SESSION_EXPIRED))) => (false, Some(End::Expired)),
             // Only a request whose checks all succeeded counts as a proof.
             (_, Ok(Reply::Checked(errors))) => (
                 errors.iter().all(|error| *error == 0),
@@ -349,13 +332,6 @@ async fn write(writer: &mut (impl AsyncWrite + Unpin + Send), bytes: &[u8]) -> i
     match writer.write(bytes).await? {
         0 => Err(io::ErrorKind::WriteZero.into()),
         count => Ok(count),
-    }
-}
-
-async fn timer_over(timer: &mut Option<Sleep>) {
-    match timer {
-        Some(sleep) => sleep.await,
-        None => std::future::pending().await,
     }
 }
 

@@ -1,7 +1,5 @@
 //! Failures of requests, including those with an unknown outcome.
 
-use std::fmt;
-
 use simba_core::Error;
 
 use super::protocol::Code;
@@ -22,17 +20,6 @@ pub(crate) enum Failure {
 impl Failure {
     /// Returns whether the node does not exist.
     pub(crate) const fn is_no_node(&self) -> bool {
-        matches!(self, Self::Refused(Code::NoNode))
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused(code) => code.fmt(f),
-            Self::Lost => f.write_str("the connection broke before the answer came"),
-            Self::Unsent(error) => error.fmt(f),
-            Self::Closed => f.write_str("the backend is closed"),
-        }
+        matches!(self, Self::Refused(Code::NO_NODE))
     }
 }

@@ -42,12 +42,11 @@ use supervisor::{Connected, Supervisor};
 use crate::config::ZookeeperConfig;
 use crate::layout::Paths;
 
+/// The longest delay of a request whose caller may be dropped by then.
+const DEFER_DELAY: Duration = Duration::from_millis(50);
+
 enum Command {
     Send(Call),
-    /// Two calls that are sent together.
-    SendBoth(Call, Call),
-    /// A call that is sent after a delay, unless its caller is dropped before.
-    Deferred(Call),
     Close(oneshot::Sender<()>),
 }
 
@@ -182,19 +181,8 @@ impl Client {
         lease(self.timeout())
     }
 
-    /// Returns the end of the last proof of a session.
-    pub(crate) fn proven_until(&self, session: i64) -> Option<Moment> {
-        self.shared.proofs.until(session)
-    }
-
-    /// Returns how often a reconnect granted a shorter timeout.
-    pub(crate) fn shortenings(&self) -> u32 {
-        self.shared.proofs.shortenings()
-    }
-
-    /// Returns the end of all proofs that are older than the last shorter grant.
-    pub(crate) fn shortened_until(&self) -> Moment {
-        self.shared.proofs.shortened_until()
+    pub(crate) fn proofs(&self) -> &Proofs {
+        &self.shared.proofs
     }
 
     /// Subscribes to the events of watches on this path, and to reconnects: watches end with their connection.
@@ -215,22 +203,10 @@ impl Client {
         outcome
     }
 
-    /// Queues two requests that are sent together and executed in this order.
-    pub(crate) fn send_both(
-        &self,
-        one: Request,
-        other: Request,
-    ) -> (oneshot::Receiver<Outcome>, oneshot::Receiver<Outcome>) {
-        let ((to_one, of_one), (to_other, of_other)) = (oneshot::channel(), oneshot::channel());
-        self.command(Command::SendBoth(Call::new(one, to_one), Call::new(other, to_other)));
-        (of_one, of_other)
-    }
-
-    /// Queues a request that is sent after a delay, and not at all if its receiver is dropped before.
-    pub(crate) fn send_deferred(&self, request: Request) -> oneshot::Receiver<Outcome> {
-        let (to, outcome) = oneshot::channel();
-        self.command(Command::Deferred(Call::new(request, to)));
-        outcome
+    /// Completes when a request is due that a short hold does not need.
+    pub(crate) async fn defer(&self) {
+        let delay = DEFER_DELAY.min(self.timeout() / 12);
+        self.clock.sleep_until(self.clock.now() + delay).await;
     }
 
     /// Sends a request and waits for its outcome.

@@ -6,7 +6,7 @@ use std::mem;
 use tokio::sync::oneshot;
 
 use super::failure::Failure;
-use super::protocol::{Mode, Reply, Request};
+use super::protocol::{Code, Mode, Reply, Request};
 
 pub(crate) type Outcome = Result<Reply, Failure>;
 
@@ -99,8 +99,8 @@ impl Call {
 /// Logs that the server refused a background call: there is no caller to return the error to.
 fn log_leftover(outcome: &Outcome) {
     match outcome {
-        Err(failure @ Failure::Refused(_)) if !failure.is_no_node() => {
-            tracing::warn!(%failure, "a node that is not needed stays until its session ends");
+        Err(Failure::Refused(code)) if *code != Code::NO_NODE => {
+            tracing::warn!(failure = %code, "a node that is not needed stays until its session ends");
         }
         _ => {}
     }
@@ -120,8 +120,6 @@ fn undo(request: &Request, outcome: &Outcome) -> Vec<Call> {
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     pub(super) calls: VecDeque<Call>,
-    /// Calls that are sent after a delay, unless their callers are dropped before.
-    pub(super) deferred: Vec<Call>,
 }
 
 impl Outbox {
@@ -144,14 +142,8 @@ impl Outbox {
         checks
     }
 
-    /// Moves the deferred calls to those that are due.
-    pub(super) fn release_deferred(&mut self) {
-        self.calls.extend(mem::take(&mut self.deferred));
-    }
-
     /// Fails the calls that have a caller, and keeps the background calls.
     pub(super) fn fail(&mut self, failure: &Failure) {
-        self.release_deferred();
         for call in mem::take(&mut self.calls) {
             match call.completion {
                 Completion::Answer(_) => {

@@ -1,7 +1,6 @@
 //! Quorum proofs: the time until which the servers keep a session for certain.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,25 +16,18 @@ pub(super) struct SessionProof {
 }
 
 /// The latest proof of a session, shared by its holders and waiters.
-#[derive(Debug)]
-pub(super) struct Proofs {
+#[derive(Debug, Default)]
+pub(crate) struct Proofs {
     state: Mutex<State>,
-    /// The number of reconnects that granted a shorter timeout.
-    shortenings: AtomicU32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     last: Option<SessionProof>,
     /// The end of all proofs that are older than the last shorter grant.
-    shortened_until: Moment,
-}
-
-impl Default for Proofs {
-    fn default() -> Self {
-        let state = State { last: None, shortened_until: Moment::ZERO };
-        Self { state: Mutex::new(state), shortenings: AtomicU32::new(0) }
-    }
+    shortened_until: Option<Moment>,
+    /// The number of reconnects that granted a shorter timeout.
+    shortenings: u32,
 }
 
 impl Proofs {
@@ -48,28 +40,28 @@ impl Proofs {
     }
 
     /// Returns the end of the session's last proof.
-    pub(super) fn until(&self, session: i64) -> Option<Moment> {
+    pub(crate) fn until(&self, session: i64) -> Option<Moment> {
         self.state().last.filter(|proof| proof.session == session).map(|proof| proof.until)
     }
 
     /// Limits all proofs so far to this moment.
     pub(super) fn shorten(&self, until: Moment) {
         let mut state = self.state();
-        state.shortened_until = until;
+        state.shortened_until = Some(until);
+        state.shortenings += 1;
         if let Some(last) = &mut state.last {
             last.until = last.until.min(until);
         }
-        self.shortenings.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns the number of calls of [`shorten`](Self::shorten).
-    pub(super) fn shortenings(&self) -> u32 {
-        self.shortenings.load(Ordering::SeqCst)
+    /// Returns how often a reconnect granted a shorter timeout.
+    pub(crate) fn shortenings(&self) -> u32 {
+        self.state().shortenings
     }
 
-    /// Returns the limit of the last call of [`shorten`](Self::shorten).
-    pub(super) fn shortened_until(&self) -> Moment {
-        self.state().shortened_until
+    /// Returns the end of a proof that is older than the last shorter grant.
+    pub(crate) fn shortened(&self, until: Moment) -> Moment {
+        self.state().shortened_until.map_or(until, |limit| limit.min(until))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -163,7 +155,10 @@ mod tests {
         let proofs = Proofs::default();
         proofs.add(proof(7, 13));
         proofs.shorten(at(6));
-        assert_eq!((proofs.shortenings(), proofs.shortened_until()), (1, at(6)));
+        assert_eq!(
+            (proofs.shortenings(), proofs.shortened(at(13)), proofs.shortened(at(5))),
+            (1, at(6), at(5))
+        );
         assert_eq!(proofs.until(7), Some(at(6)));
         proofs.add(proof(7, 9));
         assert_eq!(proofs.until(7), Some(at(9)));

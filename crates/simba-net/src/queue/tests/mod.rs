@@ -155,6 +155,22 @@ async fn a_failed_leave_of_a_lapsed_tenure_does_not_revive_its_token() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_entry_whose_deletion_was_not_confirmed_is_not_used_again() {
+    for fault in [Fault::Refused, Fault::Unanswered] {
+        let store = Store::new();
+        let mut a = store.session("a", Intent::Queue);
+        let first = ours(&mut a, Prior::Nothing).await;
+        store.fail_next(fault);
+        assert!(a.release(Holding::Unknown).await.is_err());
+        // The entry that was left may still be the first until the background has deleted it.
+        let _ = a.contend(Prior::Unknown).await.unwrap();
+        store.pass(Duration::from_secs(1)).await;
+        assert!(ours(&mut a, Prior::Unknown).await.token > first.token, "{fault:?}");
+        assert_eq!(store.owners(), ["a"], "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_try_never_stays_in_the_queue() {
     let store = Store::new();
     let mut holder = store.session("holder", Intent::Queue);

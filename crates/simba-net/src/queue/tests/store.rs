@@ -150,7 +150,6 @@ struct Own {
     nonce: u64,
     number: Option<u64>,
     pending: Option<oneshot::Receiver<Result<u64>>>,
-    is_left: bool,
 }
 
 impl Own {
@@ -186,11 +185,11 @@ impl MemoryQueue {
             });
             let _ = to.send(created.await);
         });
-        self.own = Some(Own { nonce, number: None, pending: Some(pending), is_left: false });
+        self.own = Some(Own { nonce, number: None, pending: Some(pending) });
     }
 
     fn number(&self) -> Option<u64> {
-        self.own.as_ref().filter(|own| !own.is_left).and_then(|own| own.number)
+        self.own.as_ref().and_then(|own| own.number)
     }
 }
 
@@ -218,9 +217,6 @@ impl Queue for MemoryQueue {
     }
 
     async fn locate(&mut self, contender: &ContenderId, queues: bool) -> Result<Position<u64>> {
-        if self.own.as_ref().is_some_and(|own| own.is_left) {
-            self.delete_in_background();
-        }
         if self.number().is_none() {
             if self.own.as_ref().is_none_or(|own| own.pending.is_none()) {
                 let head = self.store.state().entries.iter().next().map(holder);
@@ -266,7 +262,6 @@ impl Queue for MemoryQueue {
     async fn delete(&mut self) -> Result<()> {
         let Some(own) = &mut self.own else { return Ok(()) };
         let _ = own.outcome().await;
-        own.is_left = true;
         let (nonce, store) = (own.nonce, Arc::clone(&self.store));
         // In a task: the store executes a request whose caller is dropped.
         let deleting = async move { store.request(|state| store.delete(state, nonce)).await };
