@@ -92,9 +92,7 @@ impl RedisBackend {
         probe::warn_of_findings(&shared).await;
         Ok(Self { shared, description })
     }
-}
 
-impl RedisBackend {
     /// Refuses a `wait_timeout` that could leave an acquisition without time for its first renewal, which is due after
     /// two thirds of the ttl: an acquisition waits for at most two `WAIT`, that of the group before it and its own.
     fn check_replica_wait(&self, claim: &Claim) -> Result<()> {

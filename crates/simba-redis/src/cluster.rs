@@ -95,17 +95,15 @@ impl Cluster {
                 refresh_on_drop.disarm();
                 return Ok((reply, pipeline));
             };
-            let resolve =
-                |host: &str, port| endpoint(host, port, &address).or_else(|| table.only_node_at(port));
-            match redirect(message, resolve) {
-                Some(Redirect::Moved(slot, target)) => {
-                    table.map().moved.insert(slot, target.clone());
-                    address = target;
-                }
-                Some(Redirect::Ask(target)) => return table.invoke_asking(target, call).await,
-                None if is_redirect(message) => return Err(error::unknown_endpoint(message)),
-                None => return Ok((reply, pipeline)),
+            let Some(Redirect { moved, slot, host, port }) = redirect(message) else {
+                return Ok((reply, pipeline));
+            };
+            let target = endpoint(host, port, &address).or_else(|| table.only_node_at(port));
+            address = target.ok_or_else(|| error::unknown_endpoint(message))?;
+            if !moved {
+                return table.invoke_asking(address, call).await;
             }
+            table.map().moved.insert(slot, address.clone());
         }
         Err(error::refused("TRYAGAIN too many redirects"))
     }
@@ -126,7 +124,7 @@ impl Cluster {
 
     pub(crate) fn close(&self) {
         self.task.abort();
-        self.table.map().nodes.values().for_each(|node| node.close());
+        self.table.map().nodes.values().for_each(|node| node.close(error::closed()));
     }
 
     /// Connects to any node with a map, for subscriptions: a cluster forwards published messages to all its nodes. A
@@ -216,7 +214,7 @@ impl Table {
         let (_, ranges) = self.connect_any().await?;
         let mut map = self.map();
         map.moved.clear();
-        // The connections of former masters are closed. Their outstanding calls fail.
+        // The connections of former masters are closed as soon as no call waits for a reply.
         let masters: HashSet<_> = ranges.iter().map(|range| range.master.clone()).collect();
         let old: Vec<_> = map.nodes.extract_if(|(address, _), _| !masters.contains(address)).collect();
         map.ranges = ranges;
@@ -260,27 +258,26 @@ impl Table {
     }
 }
 
+/// A redirect to another node, for good or for one call.
 #[derive(Debug, PartialEq, Eq)]
-enum Redirect {
-    Moved(u16, Address),
-    Ask(Address),
+struct Redirect<'a> {
+    moved: bool,
+    slot: u16,
+    host: &'a str,
+    port: u16,
 }
 
-fn is_redirect(message: &str) -> bool {
-    message.starts_with("MOVED ") || message.starts_with("ASK ")
-}
-
-/// Returns the target of a redirect, or `None` if the message is no redirect or has no usable address.
-fn redirect(message: &str, resolve: impl Fn(&str, u16) -> Option<Address>) -> Option<Redirect> {
+/// Returns the redirect in an error reply.
+fn redirect(message: &str) -> Option<Redirect<'_>> {
     let mut parts = message.split(' ');
-    let (code, slot, address) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?);
+    let moved = match parts.next()? {
+        "MOVED" => true,
+        "ASK" => false,
+        _ => return None,
+    };
+    let (slot, address) = (parts.next()?.parse().ok()?, parts.next()?);
     let (host, port) = address.rsplit_once(':')?;
-    let address = resolve(host, port.parse().ok()?)?;
-    match code {
-        "MOVED" => Some(Redirect::Moved(slot, address)),
-        "ASK" => Some(Redirect::Ask(address)),
-        _ => None,
-    }
+    Some(Redirect { moved, slot, host, port: port.parse().ok()? })
 }
 
 fn ranges(reply: &Reply, queried: &Address) -> Option<Vec<Range>> {
@@ -365,14 +362,14 @@ mod tests {
 
     #[test]
     fn redirects_are_distinguished_from_other_errors() {
-        let (target, queried) = (Address::tcp("10.0.0.7", 7001), Address::tcp("10.0.0.1", 7000));
-        let redirect = |message| redirect(message, |host, port| endpoint(host, port, &queried));
-        assert_eq!(redirect("MOVED 3999 10.0.0.7:7001"), Some(Redirect::Moved(3999, target.clone())));
-        assert_eq!(redirect("ASK 3999 10.0.0.7:7001"), Some(Redirect::Ask(target)));
-        let same_host = Address::tcp("10.0.0.1", 7001);
-        assert_eq!(redirect("MOVED 1 :7001"), Some(Redirect::Moved(1, same_host)));
-        assert_eq!(redirect("MOVED 1 ?:7001"), None);
-        assert!(is_redirect("MOVED 1 ?:7001"));
+        let to = |moved, slot, host| Some(Redirect { moved, slot, host, port: 7001 });
+        assert_eq!(redirect("MOVED 3999 10.0.0.7:7001"), to(true, 3999, "10.0.0.7"));
+        assert_eq!(redirect("ASK 3999 10.0.0.7:7001"), to(false, 3999, "10.0.0.7"));
+        assert_eq!(redirect("MOVED 1 :7001"), to(true, 1, ""));
+        assert_eq!(redirect("MOVED 1 ?:7001"), to(true, 1, "?"));
+        let queried = Address::tcp("10.0.0.1", 7000);
+        assert_eq!(endpoint("", 7001, &queried), Some(Address::tcp("10.0.0.1", 7001)));
+        assert_eq!(endpoint("?", 7001, &queried), None);
         for message in ["", "MOVED", "MOVED x y", "CLUSTERDOWN Hash slot not served", "ASK 1 nowhere"] {
             assert_eq!(redirect(message), None, "{message}");
         }

@@ -3,12 +3,10 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use simba_core::spi::{ConnectUrl, Host, Password};
 use simba_core::{Error, ErrorKind, Result};
-use simba_net::rustls::ClientConfig;
 use simba_net::{Tls, Verify};
 
 use crate::error;
@@ -115,7 +113,6 @@ pub(crate) struct Settings {
     pub(crate) login: Login,
     pub(crate) sentinel_login: Login,
     pub(crate) tls: Option<Tls>,
-    rustls: OnceLock<Arc<ClientConfig>>,
     pub(crate) connect_timeout: Duration,
     /// Time without a reply, while one is outstanding, after which a connection counts as broken.
     pub(crate) timeout: Duration,
@@ -130,17 +127,6 @@ pub(crate) struct Settings {
 pub(crate) struct WaitReplicas {
     pub(crate) count: u32,
     pub(crate) timeout: Duration,
-}
-
-impl Settings {
-    /// Returns the TLS configuration. Reads the files once, at the first connection.
-    pub(crate) fn rustls(&self) -> Result<Arc<ClientConfig>> {
-        if let Some(config) = self.rustls.get() {
-            return Ok(Arc::clone(config));
-        }
-        let config = self.tls.as_ref().ok_or_else(|| invalid("TLS is not configured"))?.client_config()?;
-        Ok(Arc::clone(self.rustls.get_or_init(|| config)))
-    }
 }
 
 impl RedisConfig {
@@ -166,12 +152,17 @@ impl RedisConfig {
             login,
             sentinel_login: sentinel_login(url)?,
             tls: tls(url)?,
-            rustls: OnceLock::new(),
-            connect_timeout: time(url, "connect_timeout", Duration::from_secs(2))?,
-            timeout: time(url, "timeout", Duration::from_secs(1))?,
-            ping: time(url, "ping", Duration::from_secs(5))?,
+            connect_timeout: limit(url, "connect_timeout", Duration::from_secs(2))?,
+            timeout: limit(url, "timeout", Duration::from_secs(1))?,
+            ping: limit(url, "ping", Duration::from_secs(5))?,
             wait: wait(url)?,
-            fence_retention: fence_retention(url)?,
+            fence_retention: time(
+                url,
+                "fence_retention",
+                DEFAULT_FENCE_RETENTION,
+                FENCE_RETENTION,
+                "1min to 3650 days",
+            )?,
         };
         Ok(Self { topology, settings })
     }
@@ -185,7 +176,6 @@ impl RedisConfig {
     /// Sets the TLS settings. `None` means plain text.
     pub fn with_tls(mut self, tls: Option<Tls>) -> Self {
         self.settings.tls = tls;
-        self.settings.rustls = OnceLock::new();
         self
     }
 
@@ -309,12 +299,8 @@ fn tls(url: &ConnectUrl) -> Result<Option<Tls>> {
     }))
 }
 
-fn time(url: &ConnectUrl, key: &str, default: Duration) -> Result<Duration> {
-    let time = url.duration(key)?.unwrap_or(default);
-    match (Duration::from_millis(1)..=Duration::from_secs(600)).contains(&time) {
-        true => Ok(time),
-        false => Err(invalid(format!("`{key}` is out of range: take 1ms to 10min"))),
-    }
+fn limit(url: &ConnectUrl, key: &str, default: Duration) -> Result<Duration> {
+    time(url, key, default, Duration::from_millis(1)..=Duration::from_secs(600), "1ms to 10min")
 }
 
 /// Returns the login at the sentinels.
@@ -331,17 +317,23 @@ fn sentinel_login(url: &ConnectUrl) -> Result<Login> {
     Ok(Login::new(url.query("sentinel_user"), password, 0))
 }
 
-fn fence_retention(url: &ConnectUrl) -> Result<Duration> {
-    let retention = url.duration("fence_retention")?.unwrap_or(DEFAULT_FENCE_RETENTION);
-    match FENCE_RETENTION.contains(&retention) {
-        true => Ok(retention),
-        false => Err(invalid("`fence_retention` is out of range: take 1min to 3650 days")),
+fn time(
+    url: &ConnectUrl,
+    key: &str,
+    default: Duration,
+    range: RangeInclusive<Duration>,
+    words: &str,
+) -> Result<Duration> {
+    let time = url.duration(key)?.unwrap_or(default);
+    match range.contains(&time) {
+        true => Ok(time),
+        false => Err(invalid(format!("`{key}` is out of range: take {words}"))),
     }
 }
 
 fn wait(url: &ConnectUrl) -> Result<Option<WaitReplicas>> {
     let count = url.parsed("wait_replicas", "a number of replicas")?.unwrap_or(0);
-    let timeout = time(url, "wait_timeout", Duration::from_millis(500))?;
+    let timeout = limit(url, "wait_timeout", Duration::from_millis(500))?;
     Ok((count > 0).then_some(WaitReplicas { count, timeout }))
 }
 

@@ -20,10 +20,17 @@ pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
+/// An open connection, and what a pipeline needs besides its bytes.
+pub(crate) struct Transport {
+    pub(crate) stream: Box<dyn Duplex>,
+    /// For a reset and for direct writes. `None` if the process had no file descriptor left.
+    pub(crate) socket: Option<Socket>,
+    /// Whether TLS must encrypt what is written, so that direct writes are impossible.
+    pub(crate) encrypted: bool,
+}
+
 pub(crate) struct Connection {
-    stream: Box<dyn Duplex>,
-    /// For direct writes. `None` with TLS, which must encrypt them.
-    socket: Option<Socket>,
+    transport: Transport,
     buffer: Vec<u8>,
 }
 
@@ -54,14 +61,19 @@ impl Connection {
         };
         let stream = simba_net::dial(host, port, settings.connect_timeout, clock).await.map_err(failed)?;
         let Some(tls) = &settings.tls else { return Ok(Self::plain(stream)) };
-        let secured = TlsConnector::from(settings.rustls()?).connect(tls.server_name(host)?, stream).await;
+        let socket = Socket::of(&stream).ok();
+        let secured = TlsConnector::from(tls.client_config()?).connect(tls.server_name(host)?, stream).await;
         let stream = secured.map_err(|cause| tls_error(address, cause))?;
-        Ok(Self { stream: Box::new(stream), socket: None, buffer: Vec::new() })
+        Ok(Self::new(Transport { stream: Box::new(stream), socket, encrypted: true }))
     }
 
     fn plain(stream: impl Duplex + AsFd + 'static) -> Self {
         let socket = Socket::of(&stream).ok();
-        Self { stream: Box::new(stream), socket, buffer: Vec::new() }
+        Self::new(Transport { stream: Box::new(stream), socket, encrypted: false })
+    }
+
+    fn new(transport: Transport) -> Self {
+        Self { transport, buffer: Vec::new() }
     }
 
     async fn log_in(&mut self, login: &Login, commands: &[Vec<&str>]) -> Result<Vec<Reply>> {
@@ -99,8 +111,8 @@ impl Connection {
     }
 
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> Result<()> {
-        self.stream.write_all(bytes).await.map_err(error::io)?;
-        self.stream.flush().await.map_err(error::io)
+        self.transport.stream.write_all(bytes).await.map_err(error::io)?;
+        self.transport.stream.flush().await.map_err(error::io)
     }
 
     /// Returns the next reply.
@@ -114,7 +126,7 @@ impl Connection {
                 self.buffer.drain(..length);
                 return Ok(reply);
             }
-            match self.stream.read_buf(&mut self.buffer).await {
+            match self.transport.stream.read_buf(&mut self.buffer).await {
                 Ok(0) => return Err(error::io(io::ErrorKind::UnexpectedEof.into())),
                 Ok(_) => {}
                 Err(cause) => return Err(error::io(cause)),
@@ -122,11 +134,10 @@ impl Connection {
         }
     }
 
-    /// Returns the stream, and the socket for direct writes. Fails if unread bytes are left, since no reply is
-    /// outstanding.
-    pub(crate) fn into_parts(self) -> Result<(Box<dyn Duplex>, Option<Socket>)> {
+    /// Returns the transport. Fails if unread bytes are left, since no reply is outstanding.
+    pub(crate) fn into_transport(self) -> Result<Transport> {
         match self.buffer.is_empty() {
-            true => Ok((self.stream, self.socket)),
+            true => Ok(self.transport),
             false => Err(error::unexpected_reply()),
         }
     }

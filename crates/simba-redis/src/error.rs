@@ -120,6 +120,7 @@ const ERROR_CODES: &[(&str, ErrorKind, &str)] = &[
     ("CROSSSLOT", Invalid, "the keys of the mutex are in several slots of a cluster"),
     ("WRONGTYPE", Protocol, "a key of the mutex holds a value that is not Simba's: delete it"),
     ("NOSCRIPT", Unavailable, "the server lost the scripts: they are sent again"),
+    ("FENCELOST", Unavailable, "the fence of the mutex was deleted: it is acquired anew after its lease"),
     ("ERR max number of clients", Unavailable, "the server has too many clients: raise `maxclients`"),
     ("ERR DB index", Config, "the server has no such database: choose another number"),
     ("ERR invalid DB index", Config, "the server has no such database: choose another number"),

@@ -96,6 +96,8 @@ impl RedisSession {
             match prior {
                 Prior::Nothing if self.place.position == 0 => Arg::Text("nothing"),
                 Prior::Nothing => Arg::Text("position"),
+                // A renewal does not wait for replicas, so it must not acquire.
+                Prior::Held if self.shared.context.settings.wait.is_some() => Arg::Text("renew"),
                 Prior::Held => Arg::Text("held"),
                 Prior::Lapsed(token) => Arg::Number(token.get()),
                 _ => Arg::Text("unknown"),

@@ -7,11 +7,11 @@ use std::time::Duration;
 use simba_core::spi::within;
 use simba_core::{Clock, Error, Result};
 use simba_net::supervise::{Connector, Retry, Supervised};
-use simba_net::{ClockStep, ServerClock, Socket};
+use simba_net::{ClockStep, ServerClock};
 use tokio::sync::Notify;
 
 use crate::config::{Address, Settings};
-use crate::connection::{Connection, Duplex};
+use crate::connection::{Connection, Transport};
 use crate::error;
 use crate::pipeline::Pipeline;
 use crate::pipeline::spread::Spread;
@@ -220,18 +220,19 @@ impl Node {
         }
     }
 
-    pub(crate) fn close(&self) {
-        let pipeline = self.supervised.current();
-        self.supervised.close();
-        if let Some(pipeline) = pipeline {
-            pipeline.close_with(error::closed());
+    /// Closes the connection for good, with this cause.
+    pub(crate) fn close(&self, cause: Error) {
+        // First: the end of the supervision closes the connection with another cause.
+        if let Some(pipeline) = self.supervised.current() {
+            pipeline.close_with(cause);
         }
+        self.supervised.close();
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.close();
+        self.close(error::disconnected());
     }
 }
 
@@ -246,8 +247,8 @@ struct NodeConnector {
     context: Arc<Context>,
     via: Via,
     server_clock: Arc<ServerClock>,
-    /// The stream of the connection that is about to run.
-    opened: Option<(Box<dyn Duplex>, Option<Socket>)>,
+    /// The connection that is about to run.
+    opened: Option<Transport>,
     /// Address of the last connection.
     last: Option<Address>,
     probe_hang_ups: u32,
@@ -262,7 +263,7 @@ impl Connector for NodeConnector {
 
     async fn connect(&mut self, _: usize) -> Result<Pipeline> {
         let (connection, address) = self.source.connect(&self.context).await?;
-        self.opened = Some(connection.into_parts()?);
+        self.opened = Some(connection.into_transport()?);
         if self.last.replace(address.clone()).is_some_and(|last| last != address) {
             // Subscriptions may still be at the old master, which may not have noticed its demotion.
             self.context.server_changed.notify_one();
@@ -276,16 +277,13 @@ impl Connector for NodeConnector {
     }
 
     async fn serve(&mut self, pipeline: &Pipeline) -> Error {
-        let (Some((stream, socket)), Some(address)) = (self.opened.take(), &self.last) else {
+        let (Some(transport), Some(address)) = (self.opened.take(), &self.last) else {
             return error::disconnected();
         };
         tracing::debug!(server = %address, "connected");
         let silence = self.context.silence(self.via);
-        let cause = tokio::select! {
-            biased;
-            cause = pipeline.run(stream, socket, &self.context, silence, &self.server_clock) => cause,
-            cause = self.source.server_changed(address, &self.context) => cause,
-        };
+        let server_changed = self.source.server_changed(address, &self.context);
+        let cause = pipeline.run(transport, &self.context, silence, &self.server_clock, server_changed).await;
         let at_probe = pipeline.is_probing() && error::is_hang_up(&cause);
         self.probe_hang_ups = if at_probe { self.probe_hang_ups + 1 } else { 0 };
         cause

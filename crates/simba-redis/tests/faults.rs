@@ -4,15 +4,18 @@
 
 mod common;
 
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread;
 use std::time::Duration;
 
 use common::resp::Reply;
-use common::{SILENCE, Store, case, lead, lease, long, name, simba, soon, until, wait, with_user};
+use common::{Encrypted, SILENCE, Store, case, lead, lease, long, name, simba, soon, until, wait, with_user};
 use simba_core::spi::{Answer, Backend as _, Claim, Holding, Prior};
 use simba_core::{ContenderId, ErrorKind, Lease, Loss};
 use simba_redis::{RedisBackend, RedisConfig};
 use simba_servers::Setup;
 use simba_tck::{Connection, FaultProxy, Fixture, Network, Profile, async_trait, rounds};
+use tokio::sync::mpsc;
 
 fn store() -> Store {
     Store::private(Setup::redis()).with_long_timeout()
@@ -247,19 +250,59 @@ async fn row_33_acquisition_by_a_dropped_call_needs_its_replicas_too() {
     assert_eq!(store.admin().int(&["EXISTS", &key]), 0, "broken: the failed acquisition is released");
 }
 
-/// The fence of a holder is lost, and a renewal writes a new one that no replica has. The holder's work is running.
+/// The fence of a holder is lost. A renewal would write a new token that no replica has. The holder's work is running,
+/// so the mutex stays held until the deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_33_renewal_that_no_replica_has_is_not_released() {
+async fn row_33_renewal_without_a_fence_neither_acquires_nor_releases() {
+    let (master, _replica, link) = pair().await;
+    let backend = backend_with_wait_replicas(&master).await;
+    let (mutex, mut admin) = (name(), master.admin());
+    let key = format!("simba:{{{mutex}}}");
+    let fence = format!("{key}:fence");
+    let mut session = backend.open(Claim::new(mutex, ContenderId::generate(), long())).await.unwrap();
+    let Answer::Ours(before) = session.contend(Prior::Nothing).await.unwrap() else { panic!("it was free") };
+    link.stall();
+    assert_eq!(admin.int(&["DEL", &fence]), 1);
+    let error = session.contend(Prior::Held).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(admin.int(&["EXISTS", &fence]), 0, "broken: no token is written that no replica has");
+    assert_eq!(admin.int(&["EXISTS", &key]), 1, "broken: a held mutex is not released");
+    link.pass();
+    let lapsed = session.contend(Prior::Lapsed(before.token.unwrap())).await.unwrap();
+    assert!(matches!(lapsed, Answer::Ours(after) if after.token > before.token), "it is acquired anew");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_33_renewal_of_a_missing_key_does_not_acquire() {
     let (master, _replica, link) = pair().await;
     let backend = backend_with_wait_replicas(&master).await;
     let (mutex, mut admin) = (name(), master.admin());
     let key = format!("simba:{{{mutex}}}");
     let mut session = backend.open(Claim::new(mutex, ContenderId::generate(), long())).await.unwrap();
-    assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
+    let Answer::Ours(before) = session.contend(Prior::Nothing).await.unwrap() else { panic!("it was free") };
     link.stall();
-    assert_eq!(admin.int(&["DEL", &format!("{key}:fence")]), 1);
-    assert!(matches!(session.contend(Prior::Held).await.unwrap(), Answer::Ours(_)), "broken: it is renewed");
-    assert_eq!(admin.int(&["EXISTS", &key]), 1, "broken: a held mutex is not released");
+    assert_eq!(admin.int(&["DEL", &key]), 1);
+    let renewed = soon("a renewal is answered", session.contend(Prior::Held)).await.unwrap();
+    assert_eq!(renewed, Answer::Vacant, "broken: no replica would have the acquisition");
+    assert_eq!(admin.int(&["EXISTS", &key]), 0, "broken: a renewal acquires nothing");
+    link.pass();
+    let again = soon("it is acquired again", session.contend(Prior::Nothing)).await.unwrap();
+    assert!(matches!(again, Answer::Ours(after) if after.token > before.token), "broken: tokens grow");
+}
+
+/// The holder learns of the loss from the renewal, and leads again with a greater token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_33_leader_whose_key_is_missing_acquires_again_with_its_replicas() {
+    let (master, _replica, _link) = pair().await;
+    caught_up(&master).await;
+    let backend = master.clone().with_keys("wait_replicas=1&wait_timeout=650ms").backend().await;
+    let (simba, mutex, mut admin) = (simba(backend, often_renewed()), name(), master.admin());
+    let (leader, tenure) = lead(&simba, &mutex).await;
+    assert_eq!(admin.int(&["DEL", &format!("simba:{{{mutex}}}")]), 1);
+    assert_eq!(soon("the loss is reported", tenure.lost()).await, Loss::Vanished);
+    let again = soon("it is acquired again", leader.acquired()).await.unwrap();
+    assert!(again.token() > tenure.token(), "broken: tokens grow");
+    leader.stop().await.unwrap();
 }
 
 /// Without a replica every acquisition waits for `wait_timeout`. Forty of them must not delay a renewal by the sum,
@@ -351,6 +394,58 @@ async fn row_33_acquisition_dropped_behind_a_wait_for_replicas_is_released() {
     soon("the release is answered", released).await.unwrap().unwrap();
     let key = format!("simba:{{{mutex}}}");
     assert_eq!(master.admin().int(&["EXISTS", &key]), 0, "broken: the dropped acquisition is released");
+}
+
+/// Forwards connections to a server, and reports for each one whether its client has reset it.
+fn start_relay(server: SocketAddr) -> (SocketAddr, mpsc::UnboundedReceiver<bool>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (address, (report, reports)) = (listener.local_addr().unwrap(), mpsc::unbounded_channel());
+    // Ends with the process.
+    thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let (mut server, report) = (TcpStream::connect(server).unwrap(), report.clone());
+            let (mut replies, mut to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            thread::spawn(move || std::io::copy(&mut replies, &mut to_client));
+            thread::spawn(move || {
+                let ended = std::io::copy(&mut client, &mut server);
+                let _ = server.shutdown(Shutdown::Both);
+                report.send(ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset))
+            });
+        }
+    });
+    (address, reports)
+}
+
+/// After a graceful close, the kernel would still deliver an acquisition whose caller gave up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_connection_with_calls_in_flight_is_reset() {
+    let store = Store::shared();
+    store.admin().create_user();
+    for encrypted in [false, true] {
+        let server = if encrypted { Encrypted::shared().address() } else { store.address };
+        let (relay, mut reports) = start_relay(server);
+        let proxy = FaultProxy::start(relay).await.unwrap();
+        let config = match encrypted {
+            true => {
+                RedisConfig::from_url(&Encrypted::url(proxy.address(), "&tls_server_name=localhost")).unwrap()
+            }
+            false => store.config(proxy.address()),
+        };
+        let backend = RedisBackend::connect(config.with_timeout(Duration::from_secs(3))).await.unwrap();
+        let mut session = backend.open(Claim::new(name(), ContenderId::generate(), long())).await.unwrap();
+        assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
+        proxy.stall_replies();
+        let error = soon("a call without a reply fails", session.contend(Prior::Unknown)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        let was_reset = soon("the connection ends", reports.recv()).await.unwrap();
+        assert!(was_reset, "broken: a connection with calls in flight is reset, encrypted {encrypted}");
+        proxy.pass();
+        soon("the backend reconnects", session.release(Holding::Unknown)).await.unwrap();
+        while reports.try_recv().is_ok() {}
+        backend.close().await;
+        let was_reset = soon("the connection ends", reports.recv()).await.unwrap();
+        assert!(!was_reset, "broken: a handle is closed gracefully, encrypted {encrypted}");
+    }
 }
 
 /// A lease that is renewed often, and that survives a pause of the machine.

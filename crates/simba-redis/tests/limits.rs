@@ -6,6 +6,10 @@ mod common;
 
 use std::fs;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use common::resp::Reply;
@@ -364,4 +368,40 @@ async fn late_confirmation_of_a_cancelled_subscription_is_ignored() {
     let mut observer = backend.open(claim(mutex)).await.unwrap();
     let changed = tokio::time::timeout(Duration::from_millis(300), observer.changed()).await;
     assert!(changed.is_err(), "broken: only the server's confirmation completes a subscription");
+}
+
+/// Counts how often a task is woken by the thread that polls it, which is always for nothing.
+struct SelfWakes {
+    task: Waker,
+    polled_by: Mutex<Option<ThreadId>>,
+    count: AtomicU32,
+}
+
+impl Wake for SelfWakes {
+    fn wake(self: Arc<Self>) {
+        if *self.polled_by.lock().unwrap() == Some(thread::current().id()) {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+        self.task.wake_by_ref();
+    }
+}
+
+/// A task that is woken while it runs is scheduled once more, which costs more than the rest of the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uncontended_lock_and_release_do_not_wake_their_own_task() {
+    let simba = simba(Store::shared().backend().await, long());
+    let task = std::future::poll_fn(|context| Poll::Ready(context.waker().clone())).await;
+    let wakes = Arc::new(SelfWakes { task, polled_by: Mutex::default(), count: AtomicU32::new(0) });
+    for _ in 0..100 {
+        let locker = simba.locker(name());
+        let mut pair = Box::pin(async { locker.lock().await.unwrap().release().await.unwrap() });
+        std::future::poll_fn(|_| {
+            *wakes.polled_by.lock().unwrap() = Some(thread::current().id());
+            let polled = pair.as_mut().poll(&mut Context::from_waker(&Arc::clone(&wakes).into()));
+            *wakes.polled_by.lock().unwrap() = None;
+            polled
+        })
+        .await;
+    }
+    assert_eq!(wakes.count.load(Ordering::Relaxed), 0, "broken: only replies wake the task");
 }

@@ -4,12 +4,13 @@ use std::io;
 use std::time::Duration;
 
 use simba_core::{Clock, Error, Result};
-use simba_net::{ClockReading, ServerClock, Socket};
+use simba_net::{ClockReading, ServerClock};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 
 use super::Pipeline;
 use super::outbox::Probe;
-use crate::connection::Duplex;
+use super::spread::Verdict;
+use crate::connection::{Duplex, Transport};
 use crate::error;
 use crate::resp::{self, Reply};
 use crate::supervisor::Context;
@@ -22,23 +23,23 @@ const BATCH_DELAY: Duration = Duration::from_millis(2);
 const KEPT_CAPACITY: usize = 64 << 10;
 
 impl Pipeline {
-    /// Runs the connection until it ends, and returns the cause. `socket` is for writes in the caller's task. The
-    /// connection counts as broken after a time of `silence` without a reply, while one is outstanding.
+    /// Runs the connection until it ends or `server_changed` completes, and returns the cause. The connection counts as
+    /// broken after a time of `silence` without a reply, while one is outstanding.
     ///
     /// # Cancel safety
     ///
     /// Dropping it closes the connection: callers must not write to a connection without a reader.
     pub(crate) async fn run(
         &self,
-        stream: Box<dyn Duplex>,
-        socket: Option<Socket>,
+        Transport { stream, socket, encrypted }: Transport,
         context: &Context,
         silence: Duration,
         server_clock: &ServerClock,
+        server_changed: impl Future<Output = Error>,
     ) -> Error {
         let _close = CloseOnDrop(self);
         let clock = &*context.clock;
-        self.outbox().socket = socket;
+        self.outbox().set_socket(socket, encrypted);
         let (reader, writer) = tokio::io::split(stream);
         let cause = tokio::select! {
             biased;
@@ -46,6 +47,7 @@ impl Pipeline {
             cause = self.write(writer, clock) => cause,
             cause = self.detect_silence(clock, silence) => cause,
             cause = self.read_clock(clock, context.settings.ping, server_clock) => cause,
+            cause = server_changed => cause,
         };
         self.close_with(cause.clone());
         cause
@@ -110,8 +112,8 @@ impl Pipeline {
     fn dispatch(&self, replies: &mut Vec<Reply>) -> Result<()> {
         let mut outbox = self.outbox();
         for reply in replies.drain(..) {
-            if let Some(verdict) = outbox.dispatch(reply)? {
-                self.inner.spread.record(verdict);
+            if outbox.dispatch(reply)? {
+                self.inner.output_ready.notify_one();
             }
         }
         Ok(())
@@ -136,7 +138,7 @@ impl Pipeline {
                 );
             }
             let probe = self.outbox().probe;
-            if probe == Probe::Inconclusive {
+            if probe == Probe::Answered(Verdict::Unknown) {
                 self.probe_spread();
             }
             clock.sleep_until(clock.now() + every).await;
@@ -178,11 +180,11 @@ fn server_time(reply: &Reply) -> Option<Duration> {
     Duration::from_secs(number(seconds)?).checked_add(Duration::from_micros(number(micros)?))
 }
 
-/// Closes the connection when dropped, unless it is closed.
+/// Closes the connection when dropped, unless it is closed: its handle or its runtime has ended.
 struct CloseOnDrop<'a>(&'a Pipeline);
 
 impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.close_with(error::disconnected());
+        self.0.close_with(error::closed());
     }
 }

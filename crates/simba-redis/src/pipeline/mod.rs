@@ -19,7 +19,6 @@ mod io;
 mod outbox;
 pub(crate) mod spread;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use simba_core::{Error, Result};
@@ -30,7 +29,7 @@ use crate::error;
 use crate::resp::{self, Reply};
 use crate::scripts::{FastPath, Invocation, Script, Scripts};
 use outbox::{Expected, Outbox, Probe};
-use spread::Spread;
+use spread::{Spread, Verdict};
 
 /// Handle to one connection. Clones are cheap.
 #[derive(Clone)]
@@ -43,27 +42,6 @@ struct Inner {
     output_ready: Notify,
     /// Notified for the first deferred command.
     deferred_ready: Notify,
-    /// Shared by all connections of the handle.
-    spread: Arc<Spread>,
-    replica_waits: ReplicaWaits,
-}
-
-/// When a command is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Priority {
-    Immediate,
-    /// Within a few milliseconds, together with others.
-    Deferred,
-}
-
-/// Callers that wait until replicas have their writes. The server answers nothing else on the connection during a
-/// `WAIT`, so only one is in flight, and the next one is for all callers that came meanwhile.
-#[derive(Default)]
-struct ReplicaWaits {
-    /// Number of callers so far.
-    callers: AtomicU64,
-    /// The last `WAIT`: the number of callers before it was sent, and its reply.
-    last: tokio::sync::Mutex<Option<(u64, Reply)>>,
 }
 
 /// The caller that waits for a reply, or `None` if the reply is ignored.
@@ -72,11 +50,9 @@ type ReplySender = Option<oneshot::Sender<Reply>>;
 impl Pipeline {
     pub(crate) fn new(spread: Arc<Spread>) -> Self {
         let inner = Inner {
-            outbox: Mutex::default(),
+            outbox: Mutex::new(Outbox::new(spread)),
             output_ready: Notify::new(),
             deferred_ready: Notify::new(),
-            spread,
-            replica_waits: ReplicaWaits::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -112,7 +88,7 @@ impl Pipeline {
     /// Like [`call`](Self::call), with the one command that `write` writes.
     pub(crate) async fn call_with(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<Reply> {
         let (sender, reply) = oneshot::channel();
-        self.push(self.open_outbox()?, Some(sender), Priority::Immediate, write);
+        self.push(self.open_outbox()?, Some(sender), write);
         reply.await.map_err(|_| self.cause())
     }
 
@@ -131,7 +107,7 @@ impl Pipeline {
     /// Sends the command that `write` writes and ignores its reply. Does nothing if the connection is broken.
     pub(crate) fn send(&self, write: impl FnOnce(&mut Vec<u8>)) {
         if let Ok(outbox) = self.open_outbox() {
-            self.push(outbox, None, Priority::Immediate, write);
+            self.push(outbox, None, write);
         }
     }
 
@@ -149,21 +125,25 @@ impl Pipeline {
 
     fn enqueue(&self, call: &Invocation<'_>, scripts: &Scripts, sender: ReplySender) -> Result<()> {
         let mut outbox = self.open_outbox()?;
-        // A renewal is sent long before the deadline, so it can wait for a batch. Other calls have a waiting caller.
-        let priority = match call.fast_path {
-            Some(FastPath::Renew(..)) => Priority::Deferred,
-            _ => Priority::Immediate,
+        // A renewal is sent long before the deadline, so it can wait a few milliseconds for a batch. Other calls have a
+        // waiting caller.
+        let deferred = matches!(call.fast_path, Some(FastPath::Renew(..)));
+        let (first, at_once) = (outbox.is_empty(), !deferred && outbox.is_quiet());
+        let may_batch = !at_once && outbox.probe == Probe::Answered(Verdict::OneServer);
+        let sent = match (&call.fast_path, scripts.digest(Script::Many)) {
+            (Some(path), Some(digest)) if may_batch => outbox.append(path, call.mutex, digest, sender),
+            _ => {
+                outbox.add(Expected::One(sender), |out| call.write(out, scripts));
+                at_once && outbox.send()
+            }
         };
-        let alone = outbox.probe != Probe::OneServer || priority == Priority::Immediate && outbox.is_quiet();
-        let (Some(path), Some(digest), false) = (&call.fast_path, scripts.digest(Script::Many), alone) else {
-            self.push(outbox, sender, priority, |out| call.write(out, scripts));
-            return Ok(());
-        };
-        let first = outbox.is_empty();
-        let sent = outbox.append(path, call.mutex, digest, sender);
         drop(outbox);
-        if !sent {
-            self.notify_writer(priority, first);
+        match deferred {
+            _ if sent => {}
+            false => self.inner.output_ready.notify_one(),
+            true if first => self.inner.deferred_ready.notify_one(),
+            // The first deferred command has notified the writer.
+            true => {}
         }
         Ok(())
     }
@@ -171,42 +151,23 @@ impl Pipeline {
     /// Waits until replicas have the earlier writes of this connection, or the time of `command`, which is a `WAIT`, is
     /// over. Returns the reply: the number of replicas.
     pub(crate) async fn wait_for_replicas(&self, command: &[&str]) -> Result<Reply> {
-        let waits = &self.inner.replica_waits;
-        let caller = waits.callers.fetch_add(1, Ordering::SeqCst);
-        let mut last = waits.last.lock().await;
-        match &*last {
-            Some((callers, reply)) if *callers > caller => Ok(reply.clone()),
-            _ => {
-                let callers = waits.callers.load(Ordering::SeqCst);
-                let reply = self.call(command).await?;
-                *last = Some((callers, reply.clone()));
-                Ok(reply)
-            }
-        }
+        let (sender, reply) = oneshot::channel();
+        self.open_outbox()?.wait_for_replicas(resp::command(command), sender);
+        self.inner.output_ready.notify_one();
+        reply.await.map_err(|_| self.cause())
     }
 
     fn push(
         &self,
         mut outbox: MutexGuard<'_, Outbox>,
         sender: ReplySender,
-        priority: Priority,
         write: impl FnOnce(&mut Vec<u8>),
     ) {
-        let (first, quiet) = (outbox.is_empty(), outbox.is_quiet());
+        let quiet = outbox.is_quiet();
         outbox.add(Expected::One(sender), write);
-        let sent = quiet && priority == Priority::Immediate && outbox.send();
-        drop(outbox);
-        if !sent {
-            self.notify_writer(priority, first);
-        }
-    }
-
-    fn notify_writer(&self, priority: Priority, first: bool) {
-        match priority {
-            Priority::Immediate => self.inner.output_ready.notify_one(),
-            Priority::Deferred if first => self.inner.deferred_ready.notify_one(),
-            // The first deferred command has notified the writer.
-            Priority::Deferred => {}
+        if !(quiet && outbox.send()) {
+            drop(outbox);
+            self.inner.output_ready.notify_one();
         }
     }
 
@@ -222,7 +183,8 @@ impl Pipeline {
         }
     }
 
-    /// Closes the connection. All outstanding and later calls fail with the first cause.
+    /// Closes the connection. All outstanding and later calls fail with the first cause. The connection is reset if calls
+    /// are in flight, unless the handle was closed.
     pub(crate) fn close_with(&self, cause: Error) {
         let outstanding = self.outbox().close(cause);
         // After the lock is released: a woken caller takes it.
@@ -251,6 +213,7 @@ mod tests {
 
     use super::*;
     use crate::config::RedisConfig;
+    use crate::connection::Transport;
     use crate::supervisor::Context;
 
     /// Reads the next command and returns its name.
@@ -264,25 +227,26 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn one_wait_serves_all_callers_that_came_during_the_last_one() {
+    /// Runs a connection, and returns the other end of it.
+    fn run() -> (Pipeline, DuplexStream) {
         let config = RedisConfig::from_url(&"redis://unused".parse().unwrap()).unwrap();
         let context = Context::new(config.settings, Arc::new(TokioClock::new()));
-        let (ours, mut server) = tokio::io::duplex(1 << 16);
+        let (ours, server) = tokio::io::duplex(1 << 16);
         let (pipeline, limit) = (Pipeline::new(Arc::default()), Duration::from_secs(60));
         let connection = pipeline.clone();
         tokio::spawn(async move {
-            connection.run(Box::new(ours), None, &context, limit, &ServerClock::default()).await
+            let transport = Transport { stream: Box::new(ours), socket: None, encrypted: false };
+            let (server_clock, server_changed) = (ServerClock::default(), std::future::pending());
+            connection.run(transport, &context, limit, &server_clock, server_changed).await
         });
-        let callers: Vec<_> = (0..40)
-            .map(|_| {
-                let pipeline = pipeline.clone();
-                tokio::spawn(async move { pipeline.wait_for_replicas(&["WAIT", "1", "500"]).await })
-            })
-            .collect();
+        (pipeline, server)
+    }
+
+    /// Answers this number of `WAIT`, each with its number from 1.
+    async fn answer_waits(server: &mut DuplexStream, count: u32) {
         let (mut buffer, mut waits) = (Vec::new(), 0);
-        while waits < 2 {
-            match next_command(&mut server, &mut buffer).await.as_str() {
+        while waits < count {
+            match next_command(server, &mut buffer).await.as_str() {
                 "TIME" => server.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n0\r\n").await.unwrap(),
                 command => {
                     assert_eq!(command, "WAIT");
@@ -291,6 +255,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    const WAIT: [&str; 3] = ["WAIT", "1", "500"];
+
+    #[tokio::test(start_paused = true)]
+    async fn one_wait_serves_all_callers_that_came_during_the_last_one() {
+        let (pipeline, mut server) = run();
+        let callers: Vec<_> = (0..40)
+            .map(|_| {
+                let pipeline = pipeline.clone();
+                tokio::spawn(async move { pipeline.wait_for_replicas(&WAIT).await })
+            })
+            .collect();
+        answer_waits(&mut server, 2).await;
         for (at, caller) in callers.into_iter().enumerate() {
             let wanted = if at == 0 { 1 } else { 2 };
             assert_eq!(
@@ -299,5 +277,35 @@ mod tests {
                 "the first `WAIT` is for one caller"
             );
         }
+    }
+
+    /// The task of the first caller is on another runtime, which is blocked.
+    #[tokio::test(start_paused = true)]
+    async fn caller_that_is_not_polled_delays_no_other() {
+        let (pipeline, mut server) = run();
+        let mut stuck = Box::pin(pipeline.wait_for_replicas(&WAIT));
+        assert!(futures_util::poll!(&mut stuck).is_pending());
+        let other = pipeline.clone();
+        let other = tokio::spawn(async move { other.wait_for_replicas(&WAIT).await });
+        answer_waits(&mut server, 2).await;
+        assert_eq!(other.await.unwrap().unwrap(), Reply::Int(2));
+        assert_eq!(stuck.await.unwrap(), Reply::Int(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_wait_is_sent_for_callers_that_gave_up() {
+        let (pipeline, mut server) = run();
+        let first = pipeline.clone();
+        let first = tokio::spawn(async move { first.wait_for_replicas(&WAIT).await });
+        tokio::task::yield_now().await;
+        let mut dropped = Box::pin(pipeline.wait_for_replicas(&WAIT));
+        assert!(futures_util::poll!(&mut dropped).is_pending());
+        drop(dropped);
+        answer_waits(&mut server, 1).await;
+        assert_eq!(first.await.unwrap().unwrap(), Reply::Int(1));
+        let last = pipeline.clone();
+        let last = tokio::spawn(async move { last.wait_for_replicas(&WAIT).await });
+        answer_waits(&mut server, 1).await;
+        assert_eq!(last.await.unwrap().unwrap(), Reply::Int(1), "the next `WAIT` is for the next caller");
     }
 }

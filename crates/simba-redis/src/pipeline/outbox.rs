@@ -1,13 +1,15 @@
 //! Requests of one connection: those that are not sent yet, and those without a reply.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use simba_core::{Error, MutexName, Result};
+use simba_core::{Error, ErrorKind, MutexName, Result};
 use simba_net::Socket;
+use tokio::sync::oneshot;
 
 use super::ReplySender;
 use super::batch::Batch;
-use super::spread::{self, Verdict};
+use super::spread::{self, Spread, Verdict};
 use crate::error;
 use crate::resp::Reply;
 use crate::scripts::FastPath;
@@ -22,11 +24,15 @@ pub(super) struct Outbox {
     pub(super) bytes: Vec<u8>,
     /// Whether the writer is sending earlier bytes.
     pub(super) writing: bool,
-    /// Socket for writes in the caller's task, used under low load.
-    pub(super) socket: Option<Socket>,
+    socket: Option<Socket>,
+    /// Whether calls may be written in the caller's task, which is done under low load.
+    writes_directly: bool,
     /// Calls that are sent as one command after `bytes`.
     batch: Batch,
     pub(super) probe: Probe,
+    /// Shared by all connections of the handle.
+    spread: Arc<Spread>,
+    replica_waits: ReplicaWaits,
     expected: VecDeque<Expected>,
     /// Number of calls without a reply, including those in the batch.
     pub(super) outstanding: usize,
@@ -43,11 +49,17 @@ pub(super) enum Probe {
     NotSent,
     /// The reply is outstanding, or was when the connection ended.
     Sent,
-    /// It has to be repeated.
-    Inconclusive,
-    OneServer,
-    /// The keys are spread, or the user may not probe.
-    Failed,
+    Answered(Verdict),
+}
+
+/// Callers that wait until replicas have their writes. The server answers nothing else on the connection during a
+/// `WAIT`, so only one is in flight, and the next one is for all callers that came meanwhile.
+#[derive(Default)]
+struct ReplicaWaits {
+    in_flight: bool,
+    /// The next `WAIT`, and the callers that wait for it.
+    command: Vec<u8>,
+    next: Vec<oneshot::Sender<Reply>>,
 }
 
 /// The receivers of an outstanding reply.
@@ -57,9 +69,19 @@ pub(super) enum Expected {
     Batch(Vec<ReplySender>),
     /// The last command of a probe for keys that are spread over servers.
     SpreadProbe,
+    /// Callers that share a `WAIT`.
+    ReplicaWait(Vec<oneshot::Sender<Reply>>),
 }
 
 impl Outbox {
+    pub(super) fn new(spread: Arc<Spread>) -> Self {
+        Self { spread, ..Self::default() }
+    }
+
+    pub(super) fn set_socket(&mut self, socket: Option<Socket>, encrypted: bool) {
+        (self.socket, self.writes_directly) = (socket, !encrypted);
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.bytes.is_empty() && self.batch.is_empty()
     }
@@ -100,6 +122,26 @@ impl Outbox {
         !self.writing && self.send()
     }
 
+    /// Adds a caller to the next `WAIT`, which is `command`.
+    pub(super) fn wait_for_replicas(&mut self, command: Vec<u8>, sender: oneshot::Sender<Reply>) {
+        self.replica_waits.command = command;
+        self.replica_waits.next.push(sender);
+        self.add_replica_wait();
+    }
+
+    /// Adds the next `WAIT` if none is in flight and a caller still waits for it. Returns whether it did.
+    fn add_replica_wait(&mut self) -> bool {
+        let waits = &mut self.replica_waits;
+        waits.next.retain(|sender| !sender.is_closed());
+        if waits.in_flight || waits.next.is_empty() {
+            return false;
+        }
+        waits.in_flight = true;
+        let (command, callers) = (std::mem::take(&mut waits.command), std::mem::take(&mut waits.next));
+        self.add(Expected::ReplicaWait(callers), |out| out.extend_from_slice(&command));
+        true
+    }
+
     /// Appends the batch to the bytes, so that later commands come after it.
     pub(super) fn flush_batch(&mut self) {
         if !self.batch.is_empty() {
@@ -110,13 +152,14 @@ impl Outbox {
     /// Writes from the caller's task, which saves a task switch when few calls could share the write. Returns whether
     /// all bytes were sent. Errors are left to the connection's own task.
     pub(super) fn send(&mut self) -> bool {
-        let sent = self.socket.as_ref().map_or(0, |socket| socket.send(&self.bytes));
+        let socket = self.socket.as_ref().filter(|_| self.writes_directly);
+        let sent = socket.map_or(0, |socket| socket.send(&self.bytes));
         self.bytes.drain(..sent);
         self.bytes.is_empty()
     }
 
-    /// Passes a reply to the oldest request. Returns the verdict if the request was a probe.
-    pub(super) fn dispatch(&mut self, reply: Reply) -> Result<Option<Verdict>> {
+    /// Passes a reply to the oldest request. Returns whether a command was added.
+    pub(super) fn dispatch(&mut self, reply: Reply) -> Result<bool> {
         self.answered += 1;
         match (self.expected.pop_front().ok_or_else(error::unexpected_reply)?, reply) {
             (Expected::One(sender), reply) => self.answer(sender, reply),
@@ -130,18 +173,21 @@ impl Outbox {
                 senders.into_iter().for_each(|sender| self.answer(sender, reply.clone()));
             }
             (Expected::Batch(_), _) => return Err(error::unexpected_reply()),
+            (Expected::ReplicaWait(callers), reply) => {
+                self.answer(None, Reply::Nil);
+                // Fails if the caller's future was dropped.
+                callers.into_iter().for_each(|caller| drop(caller.send(reply.clone())));
+                self.replica_waits.in_flight = false;
+                return Ok(self.add_replica_wait());
+            }
             (Expected::SpreadProbe, reply) => {
                 self.answer(None, Reply::Nil);
                 let verdict = spread::verdict(&reply);
-                self.probe = match verdict {
-                    Verdict::OneServer => Probe::OneServer,
-                    Verdict::Unknown => Probe::Inconclusive,
-                    Verdict::Spread | Verdict::Refused => Probe::Failed,
-                };
-                return Ok(Some(verdict));
+                self.probe = Probe::Answered(verdict);
+                self.spread.record(verdict);
             }
         }
-        Ok(None)
+        Ok(false)
     }
 
     fn answer(&mut self, sender: ReplySender, reply: Reply) {
@@ -154,8 +200,13 @@ impl Outbox {
 
     /// Refuses all calls from now on, and returns those without a reply.
     pub(super) fn close(&mut self, cause: Error) -> impl Sized + use<> {
-        self.broken.get_or_insert(cause);
-        (self.bytes, self.socket, self.outstanding) = (Vec::new(), None, 0);
-        (std::mem::take(&mut self.expected), std::mem::take(&mut self.batch))
+        let cause = self.broken.get_or_insert(cause);
+        let resets = self.outstanding > 0 && cause.kind() != ErrorKind::Closed;
+        // Otherwise the kernel could deliver an acquisition later, which would hold the mutex for one lease for nobody.
+        // A handle that is closed has released its mutexes, and the last releases must arrive.
+        self.socket.take().filter(|_| resets).into_iter().for_each(Socket::reset);
+        (self.bytes, self.outstanding) = (Vec::new(), 0);
+        let waits = std::mem::take(&mut self.replica_waits);
+        (std::mem::take(&mut self.expected), std::mem::take(&mut self.batch), waits)
     }
 }

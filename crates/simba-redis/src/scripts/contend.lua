@@ -2,8 +2,9 @@
 --
 -- KEYS: 1 mutex, 2 queue, 3 fence, 4 alive.
 -- ARGV: 1 contender id; 2 caller; 3 lease in ms; 4 what the caller held before: `nothing` and it has no position,
---   `position` for nothing but a position, `unknown`, `held`, or the token that lapsed; 5 separated by spaces: intent,
---   1 on a standalone server, position in the queue in µs or 0, lifetime of the entry in ms, 1 if it has subscribed.
+--   `position` for nothing but a position, `unknown`, `held`, `renew` for a hold that may be renewed but not acquired
+--   again, or the token that lapsed; 5 separated by spaces: intent, 1 on a standalone server, position in the queue in
+--   µs or 0, lifetime of the entry in ms, 1 if it has subscribed.
 --   Intents: `try`, `first` (assigns a position), `enter` the queue, `queued` (has entered it before).
 -- Reply: the token as text, or {1, token}: the caller holds the mutex.
 --   {0, position, ms left, token or 0, owner}: another one holds it.
@@ -15,7 +16,8 @@ local owner, fence = values[1], values[2]
 
 -- Usual cases, before the shared functions, whose definition costs time. The mutex is free, the last token is not ahead
 -- of the clock, and: it is the first call, and there is no waiter; or the mutex is reserved for the caller.
-if not owner then
+local may_acquire = not owner and prior ~= 'renew'
+if may_acquire then
   local token = time[1] .. string.sub('00000' .. time[2], -6)
   local ends, last, waiter = string.match(fence or '', RESERVATION_PATTERN)
   local woken = waiter == id and last < token and ends > string.sub(token, 1, 13)
@@ -53,6 +55,7 @@ if owner == id then
   local ours = is_hold_of(last, caller)
   -- Without a fence, only the caller knows whether it holds.
   if ours or prior ~= 'nothing' and prior ~= 'position' and is_lost(last) then
+    if not ours and prior == 'renew' then return redis.error_reply('FENCELOST the mutex is held without a fence') end
     redis.call('PEXPIRE', KEYS[1], lease)
     local token = ours and string.sub(last, 1, TOKEN_LENGTH)
     -- Observed: observers may have marked the old hold, and no event makes them mark the new one.
@@ -63,7 +66,7 @@ if owner == id then
 end
 
 local reserved_ms
-if not owner then
+if may_acquire then
   -- A queued waiter without an entry was woken, so no waiter precedes it.
   local woken = reserved_for == id or intent == 'queued' and not redis.call('ZSCORE', KEYS[2], id)
   reserved_ms = not woken and not reserved_for and wake_next(last, first_waiter(), id, id, now_ms, standalone)
