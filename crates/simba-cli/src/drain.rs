@@ -10,7 +10,7 @@ use simba_mutex::SystemClock;
 use simba_mutex::clock::within;
 
 use crate::failure::{Failure, Outcome, code, print_error};
-use crate::run::no_process;
+use crate::run::start_failure;
 use crate::signals::name;
 use crate::supervise::Ended;
 
@@ -31,7 +31,7 @@ impl Drained {
         let ended = match ended {
             Ok(Ended::Code(_) | Ended::Signal(_)) if !held => Ok(Ended::Lost),
             Ok(ended) => Ok(*ended),
-            Err(error) => Err(no_process(error)),
+            Err(error) => Err(start_failure(error)),
         };
         (!signals.is_empty()).then(|| Self { signals: signals.to_vec(), ended })
     }

@@ -14,7 +14,7 @@ use crate::output::{Paint, print, write};
 use crate::records::brief;
 use crate::store::Store;
 
-/// Frees a mutex out of band.
+/// Frees a mutex without its holder.
 pub(crate) async fn release(simba: &Simba, args: &ReleaseArgs) -> Outcome {
     let mutex = MutexName::new(&args.mutex)?;
     let operate = simba.operate()?;

@@ -28,7 +28,7 @@ struct Stat {
 /// Kills all descendants of `root`, including those that they fork meanwhile, and waits for their end.
 ///
 /// `all_gone` is called between two scans: it reaps, and returns whether the kernel has no more children of ours, which
-/// no scan of `/proc` can tell for sure. Returns false if processes are left after `limit`: one that the kernel does
+/// a scan of `/proc` cannot determine reliably. Returns false if processes are left after `limit`: one that the kernel does
 /// not end, or one of another user.
 pub(crate) fn kill_all(
     root: Pid,
