@@ -18,8 +18,8 @@ use crate::skips::skip;
 use crate::suite::CASE_LIMIT;
 use crate::{Fixture, Network};
 
-/// Time limit for operations that should end at once: far more than a busy machine needs, and less than the poll of the
-/// [`long`] lease, so that neither a poll nor the end of a lease can explain the result.
+/// Time limit for operations that need no waiting. A busy machine needs less. The poll of the [`long`] lease is longer,
+/// so that neither a poll nor the end of a lease can explain the result.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// How long the machine may be paused without failing a case. Leases leave more time than this between a renewal and
 /// its deadline.
@@ -46,6 +46,11 @@ pub(crate) fn long() -> Lease {
 /// Returns the current time on the clock of every handle.
 pub(crate) fn now() -> Moment {
     SystemClock.now()
+}
+
+/// Returns a time as the [`History`](crate::History) records it.
+pub(crate) fn since_zero(at: Moment) -> Duration {
+    at - Moment::ZERO
 }
 
 pub(crate) async fn sleep_until(at: Moment) {
@@ -119,7 +124,7 @@ impl Peer {
         lock(&self.locker(mutex)).await
     }
 
-    /// Tries to acquire a mutex until there is an answer: an error is none. Uses the [`long`] lease, whose calls may
+    /// Tries to acquire a mutex until there is an answer and not an error. Uses the [`long`] lease, whose calls may
     /// take longer than a [`MAX_PAUSE`]: an abandoned call may have acquired what the next one then finds held.
     pub(crate) async fn try_lock(&self, mutex: &MutexName) -> Option<Guard> {
         try_lock(&self.long_locker(mutex)).await
@@ -198,7 +203,7 @@ pub(crate) async fn try_lock(locker: &Locker) -> Option<Guard> {
     let answered = async {
         loop {
             match locker.try_lock().await {
-                // A call may take too long on a busy machine; that is no answer.
+                // A call may exceed its limit on a busy machine: try again.
                 Err(error) if error.is_transient() => {}
                 outcome => return kept("a try is answered", outcome),
             }

@@ -1,4 +1,4 @@
-//! At most one holds.
+//! At most one contender holds a mutex.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +51,7 @@ pub async fn a_wait_that_runs_out_names_the_holder(fixture: &dyn Fixture) {
     assert_eq!(
         error.kind(),
         ErrorKind::Timeout,
-        "broken: a timeout while another holds is no failure of the store: {error}"
+        "broken: a timeout while another holds is not an error of the store: {error}"
     );
     assert_eq!(error.holder(), Some(guard.tenure().contender()), "broken: a timeout names the holder");
     assert_eq!(error.mutex(), Some(&mutex), "broken: an error names the mutex");

@@ -132,7 +132,7 @@ fn threefold(fixture: &dyn Fixture) -> Lease {
 pub async fn a_lost_reply_of_a_release_frees(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
-    // No renewal comes before the release, so that no renewal loses its reply instead.
+    // With the long lease, no renewal comes before the release and loses its reply instead.
     let guard = lock(&one.locker(&mutex).with_lease(threefold(fixture))).await;
     one.network.lose_next_reply();
     let released = within(lease_limit(fixture), "a release ends", guard.release()).await;

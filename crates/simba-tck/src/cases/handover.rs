@@ -11,7 +11,7 @@ use crate::world::{
     DirectSession, Peer, kept, lease_limit, lock, long, name, now, release, soon, until, within,
 };
 
-/// A release notifies the next waiter: its poll and the holder's lease are far too long to explain the hand-over.
+/// A release notifies the next waiter. The poll and the lease are too long to explain the hand-over.
 pub async fn a_release_wakes_the_next(fixture: &dyn Fixture) {
     if !fixture.profile().push {
         return skip("the store sends no notifications");
@@ -51,7 +51,7 @@ async fn wait(contention: Contention, holder: &ContenderId) -> Contention {
 /// Waiters acquire in FIFO order.
 pub async fn waiters_are_served_in_order(fixture: &dyn Fixture) {
     if !fixture.profile().fifo {
-        return skip("the store has no order of waiters");
+        return skip("the store does not order its waiters");
     }
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
@@ -169,7 +169,7 @@ async fn assert_acquires(mut waiter: DirectSession) {
 /// A try on a mutex that is free but reserved for a waiter is refused, and the waiter acquires it.
 pub async fn a_try_never_passes_a_waiter(fixture: &dyn Fixture) {
     if !fixture.profile().fifo {
-        return skip("the store has no order of waiters");
+        return skip("the store does not order its waiters");
     }
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();

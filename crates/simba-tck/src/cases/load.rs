@@ -1,15 +1,14 @@
 //! Many contenders and many mutexes at once.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use simba_core::{Loss, Moment, MutexName};
+use simba_core::{Loss, MutexName};
 
 use crate::suite::CASE_LIMIT;
-use crate::world::{Peer, kept, lease_limit, name, now, within};
+use crate::world::{Peer, kept, lease_limit, name, now, since_zero, within};
 use crate::{Fixture, History, What};
 
-/// How many contend for one mutex, and how often each acquires it.
+/// The number of contenders for one mutex, and how often each acquires it.
 const CONTENDERS: usize = 50;
 const TURNS: usize = 3;
 
@@ -49,10 +48,6 @@ async fn take_turns(peer: Arc<Peer>, mutex: MutexName, who: String, history: His
         history.record(at, &who, What::Lost { loss: Loss::Released, valid_until: at });
         kept("a release is confirmed", guard.release().await);
     }
-}
-
-fn since_zero(at: Moment) -> Duration {
-    at - Moment::ZERO
 }
 
 /// Two hundred mutexes are held at once through one handle, for several leases.

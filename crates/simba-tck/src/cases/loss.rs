@@ -28,7 +28,7 @@ pub async fn a_release_is_no_loss(fixture: &dyn Fixture) {
     assert_eq!(
         soon("the end is notified", tenure.lost()).await,
         Loss::Released,
-        "broken: a release is no loss"
+        "broken: a release is not reported as a loss"
     );
     assert!(!tenure.is_held() && tenure.remaining().is_zero(), "broken: a released mutex is not held");
 }
@@ -101,7 +101,7 @@ pub async fn a_release_after_the_loss_is_an_error(fixture: &dyn Fixture) {
 pub async fn an_evicted_holder_is_notified(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let Some(operate) = two.backend.operate() else {
-        return skip("the backend has no operations for operators");
+        return skip("the backend does not implement `Operate`");
     };
     let mutex = name();
     let guard = one.lock(&mutex).await;

@@ -7,12 +7,12 @@ use crate::Fixture;
 use crate::skips::skip;
 use crate::world::{Peer, kept, lock, long, name, release, soon, until};
 
-const NOTHING: &str = "the backend has no operations for operators";
+const NO_OPERATIONS: &str = "the backend does not implement `Operate`";
 
 /// A list contains the held mutexes, sorted by name.
 pub async fn a_list_names_what_is_held(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
-    let Some(operate) = two.backend.operate() else { return skip(NOTHING) };
+    let Some(operate) = two.backend.operate() else { return skip(NO_OPERATIONS) };
     let names = [name(), name(), name()];
     let mut guards = Vec::new();
     for mutex in &names {
@@ -34,7 +34,7 @@ pub async fn a_list_names_what_is_held(fixture: &dyn Fixture) {
 /// A record has the holder, its token, the remaining time, and the number of waiters, as far as the store knows.
 pub async fn a_record_shows_the_holder_and_the_waiters(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
-    let Some(operate) = two.backend.operate() else { return skip(NOTHING) };
+    let Some(operate) = two.backend.operate() else { return skip(NO_OPERATIONS) };
     let mutex = name();
     let guard = lock(&one.long_locker(&mutex)).await;
     let mut waiter = one.waiter(&mutex).await;
@@ -50,7 +50,7 @@ pub async fn a_record_shows_the_holder_and_the_waiters(fixture: &dyn Fixture) {
 /// A mutex that was never used, or that was released, is free.
 pub async fn an_unknown_mutex_is_free(fixture: &dyn Fixture) {
     let peer = Peer::connect(fixture).await;
-    let Some(operate) = peer.backend.operate() else { return skip(NOTHING) };
+    let Some(operate) = peer.backend.operate() else { return skip(NO_OPERATIONS) };
     let mutex = name();
     for _ in 0..2 {
         let record = kept("a mutex can be read", operate.read(&mutex).await);
@@ -62,7 +62,7 @@ pub async fn an_unknown_mutex_is_free(fixture: &dyn Fixture) {
 /// An eviction frees only the holder of its condition.
 pub async fn an_eviction_heeds_its_condition(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
-    let Some(operate) = two.backend.operate() else { return skip(NOTHING) };
+    let Some(operate) = two.backend.operate() else { return skip(NO_OPERATIONS) };
     let mutex = name();
     let evict = |condition| async { kept("an eviction is answered", operate.evict(&mutex, condition).await) };
     assert_eq!(
@@ -96,7 +96,7 @@ pub async fn an_eviction_heeds_its_condition(fixture: &dyn Fixture) {
 /// An eviction notifies the next waiter.
 pub async fn an_eviction_wakes_the_next(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
-    let Some(operate) = two.backend.operate() else { return skip(NOTHING) };
+    let Some(operate) = two.backend.operate() else { return skip(NO_OPERATIONS) };
     if !fixture.profile().push {
         return skip("the store sends no notifications");
     }
@@ -112,7 +112,7 @@ pub async fn an_eviction_wakes_the_next(fixture: &dyn Fixture) {
 /// A probe succeeds and names the server.
 pub async fn a_probe_answers(fixture: &dyn Fixture) {
     let peer = Peer::connect(fixture).await;
-    let Some(operate) = peer.backend.operate() else { return skip(NOTHING) };
+    let Some(operate) = peer.backend.operate() else { return skip(NO_OPERATIONS) };
     let probe = kept("a store can be probed", soon("a probe is answered", operate.probe()).await);
     assert!(!probe.server.is_empty(), "broken: a probe names the server");
 }
@@ -120,7 +120,7 @@ pub async fn a_probe_answers(fixture: &dyn Fixture) {
 /// An existing schema can be applied again, under live holders.
 pub async fn a_schema_is_applied_again(fixture: &dyn Fixture) {
     let peer = Peer::connect(fixture).await;
-    let Some(operate) = peer.backend.operate() else { return skip(NOTHING) };
+    let Some(operate) = peer.backend.operate() else { return skip(NO_OPERATIONS) };
     let guard = lock(&peer.long_locker(&name())).await;
     for _ in 0..2 {
         kept("a schema is applied again", soon("a schema is applied", operate.apply_schema()).await);

@@ -1,4 +1,4 @@
-//! A holder keeps the mutex for as long as it wants.
+//! A holder keeps the mutex until it releases it.
 
 use std::time::Duration;
 
