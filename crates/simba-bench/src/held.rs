@@ -127,7 +127,7 @@ pub(crate) async fn run(trial: Trial) -> Result<Value> {
     let simba = Simba::builder(backend).with_lease(phase.lease()?).build();
     let held = Held::take(target, &simba, count).await?;
     let findings = held.watch(phase.rounds()).await?;
-    // The process ends here; to release every mutex would only take longer.
+    // The process ends here, so the mutexes are not released.
     held.abandon();
     Ok(to_json(findings))
 }
