@@ -62,7 +62,7 @@ struct SharedEnsemble {
     start: fn() -> Result<Ensemble>,
 }
 
-/// Their programs are those of [`SERVERS`].
+/// The ensembles. Their programs are those of [`SERVERS`].
 const ENSEMBLES: &[SharedEnsemble] = &[
     SharedEnsemble {
         names: ["zookeeper-1", "zookeeper-2", "zookeeper-3"],
