@@ -4,18 +4,14 @@
 
 use std::io;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use simba_mutex::SystemClock;
 use simba_mutex::clock::within;
 
 use crate::failure::{Failure, Outcome, code, print_error};
-use crate::run::start_failure;
+use crate::run::{RELEASE_LIMIT, start_failure};
 use crate::signals::name;
 use crate::supervise::Ended;
-
-/// Time limit for the release of a lost mutex: the store itself may hang.
-const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A command that got a termination signal, and how it ended.
 #[derive(Debug)]

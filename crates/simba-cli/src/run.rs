@@ -14,7 +14,7 @@ use crate::store::Store;
 use crate::supervise::{Ended, Job};
 
 /// Time limit for the release of a lost mutex: the store itself may hang.
-const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Waits for the mutex, runs the command under it, returns its exit code.
 pub(crate) async fn run(store: &Store, args: &RunArgs) -> Outcome {

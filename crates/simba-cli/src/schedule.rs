@@ -129,16 +129,10 @@ async fn run_once(
     };
     run.ended = Job::new(&command, &tenure, lease).run_or_exit(&mut run.signals).await;
     run.held = tenure.is_held();
-    let mutex = tenure.mutex();
+    // The scheduler logs the error.
     match &run.ended {
         Ok(Ended::Code(0)) => Ok(()),
-        Ok(ended) => {
-            tracing::warn!(%mutex, ?ended, "the command failed");
-            Err(format!("the command failed: {ended:?}"))
-        }
-        Err(error) => {
-            tracing::error!(%mutex, %error, "the command was not started");
-            Err(error.to_string())
-        }
+        Ok(ended) => Err(format!("the command failed: {ended}")),
+        Err(error) => Err(format!("the command was not started: {error}")),
     }
 }

@@ -92,7 +92,7 @@ async fn measure_under(
 
 /// The text below the table.
 const FOOT: &str = "\
-pairs: lock and release, uncontended; the floor is the same store without the engine, alternating with ours
+pairs: uncontended lock/unlock cycles; the floor is the same store without the engine, measured alternately
 hand-over: from the call of release to the return of the next waiter's lock
 ";
 
@@ -105,7 +105,7 @@ async fn measure(backend: &dyn Backend, subject: &Subject, args: &BenchArgs) -> 
     // Measure memory first: memory that another measurement freed would be reused, and not be counted.
     progress.show(2, "many held mutexes");
     rows.extend(held(subject, effort).await.map_err(failure)?);
-    progress.show(3, "uncontended pairs");
+    progress.show(3, "uncontended lock/unlock cycles");
     rows.extend(pairs::measure(subject, effort).await.map_err(failure)?);
     progress.show(4, "hand-over");
     rows.extend(handover::measure(subject, effort).await.map_err(failure)?);

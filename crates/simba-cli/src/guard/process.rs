@@ -151,7 +151,7 @@ impl Guard {
         if socket { self.read_orders() } else { Ok(Flow::Continue) }
     }
 
-    /// Waits, and returns which of socket, timer and reaper are ready.
+    /// Waits until one of socket, timer and reaper is ready. Returns which of them are.
     fn wait(&self) -> io::Result<[bool; 3]> {
         let mut fds = [
             PollFd::new(&self.socket, PollFlags::IN),
