@@ -9,7 +9,8 @@ use simba_core::{Contention, Lease, Loss, MutexName, Tenure};
 
 use crate::fixture::default_lease;
 use crate::world::{
-    MAX_DELAY, MAX_PAUSE, Peer, kept, lease_limit, name, now, release, since_zero, sleep_until, until, within,
+    MAX_DELAY, MAX_PAUSE, Peer, assert_ok, lease_limit, name, now, release, since_zero, sleep_until, until,
+    within,
 };
 use crate::{Fixture, History, Network, Rule, What};
 
@@ -87,7 +88,7 @@ pub(crate) fn lease(fixture: &dyn Fixture) -> Lease {
 /// comes late, and the leader still has time to renew.
 pub(crate) fn longer_lease(fixture: &dyn Fixture, more: Duration) -> Lease {
     let short = lease(fixture);
-    kept("a longer lease is valid", Lease::new(short.ttl(), short.transition() + more))
+    assert_ok("a longer lease is valid", Lease::new(short.ttl(), short.transition() + more))
 }
 
 /// A contender that has started on its own connection.
@@ -106,7 +107,7 @@ impl RunningContender {
 
     async fn leads(&self, limit: Duration) -> Tenure {
         let tenure = within(limit, "a contender leads", self.contention.acquired()).await;
-        kept("a contender leads", tenure)
+        assert_ok("a contender leads", tenure)
     }
 
     async fn sees(&self, leader: &Tenure) {
@@ -235,9 +236,9 @@ pub async fn row_15_a_slow_network_with_cuts_keeps_its_leader(fixture: &dyn Fixt
     assert!(broken.is_empty(), "broken: {broken:?}\n{}", history.timeline());
     let tenures = history.events().iter().filter(|event| matches!(event.what, What::Acquired { .. })).count();
     // One change of the leader is accepted, and one more in every 30 s.
-    let most = 2 + usize::try_from(rounds() / 6).unwrap();
+    let max_tenures = 2 + usize::try_from(rounds() / 6).unwrap();
     assert!(
-        (1..=most).contains(&tenures),
+        (1..=max_tenures).contains(&tenures),
         "broken: the leader stays, but there were {tenures} tenures\n{}",
         history.timeline()
     );
@@ -270,7 +271,7 @@ pub async fn row_17_an_acquisition_without_a_reply_is_adopted(fixture: &dyn Fixt
         one.network.lose_next_reply();
         let sent = now();
         let guarantee = "an acquisition without a reply is adopted";
-        let guard = kept(guarantee, within(lease_limit(fixture), guarantee, locker.lock()).await);
+        let guard = assert_ok(guarantee, within(lease_limit(fixture), guarantee, locker.lock()).await);
         let took = now() - sent;
         assert!(took < lease.total(), "broken: it is adopted before its lease ends, not after {took:?}");
         assert!(two.try_lock(&mutex).await.is_none(), "broken: an adopted mutex is held");
