@@ -2,7 +2,7 @@
 
 use simba_measure::Effort;
 
-use crate::held::{Phase, Trial};
+use crate::held::{Trial, TrialKind};
 use crate::stores;
 
 /// The whole help text.
@@ -48,10 +48,10 @@ pub(crate) fn parse(args: &[&str]) -> Result<Command, String> {
 }
 
 fn trial(args: &[&str]) -> Option<Command> {
-    let [target, phase, count] = args else { return None };
+    let [target, kind, count] = args else { return None };
     let target = stores::find(target)?;
-    let phase = Phase::ALL.into_iter().find(|one| one.as_str() == *phase)?;
-    Some(Command::Held(Trial { target: target.name(), phase, count: count.parse().ok()? }))
+    let kind = TrialKind::ALL.into_iter().find(|one| one.as_str() == *kind)?;
+    Some(Command::Held(Trial { target: target.name(), kind, count: count.parse().ok()? }))
 }
 
 #[cfg(test)]
@@ -76,8 +76,8 @@ mod tests {
 
     #[test]
     fn arguments_of_a_trial_are_parsed() {
-        for phase in Phase::ALL {
-            let trial = Trial { target: "memory", phase, count: 7 };
+        for kind in TrialKind::ALL {
+            let trial = Trial { target: "memory", kind, count: 7 };
             let args = trial.args();
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             assert_eq!(parse(&args), Ok(Command::Held(trial)));
