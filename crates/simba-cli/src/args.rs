@@ -160,7 +160,7 @@ pub(crate) struct RunArgs {
     #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE", default_value_t = 1)]
     pub(crate) conflict: u8,
 
-    /// End the command after this time
+    /// Hold the mutex at most this long; a command that runs longer is ended
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) max_hold: Option<Duration>,
 

@@ -44,7 +44,7 @@ fn locker(simba: &Simba, args: &RunArgs, lease: Lease) -> Locker {
     let locker = simba.locker(args.mutex.as_str()).with_lease(lease);
     let locker = locker.with_min_hold(args.min_hold.unwrap_or_default());
     match args.max_hold {
-        Some(most) => locker.with_max_hold(most),
+        Some(max_hold) => locker.with_max_hold(max_hold),
         None => locker,
     }
 }
@@ -121,9 +121,14 @@ fn failure(tenure: &Tenure, ended: Ended, args: &RunArgs) -> Failure {
             Failure::new(code::LOST, message)
         }
         // The deadline was set by the maximum hold.
-        (Some(most), None | Some(Loss::MaxHold)) if tenure.deadline() >= tenure.acquired_at() + most => {
-            let most = humantime::format_duration(most);
-            Failure::new(code::MAX_HOLD, format!("`{mutex}`: the command took {most}, and was ended"))
+        (Some(max_hold), None | Some(Loss::MaxHold))
+            if tenure.deadline() >= tenure.acquired_at() + max_hold =>
+        {
+            let max_hold = humantime::format_duration(max_hold);
+            Failure::new(
+                code::MAX_HOLD,
+                format!("`{mutex}`: the command was ended because of --max-hold {max_hold}"),
+            )
         }
         (_, loss) => {
             let loss = loss.unwrap_or(Loss::Deadline);

@@ -87,8 +87,8 @@ impl<'a> Job<'a> {
     }
 
     /// Shortens the grace period for a tenure with a maximum hold.
-    pub(crate) fn with_max_hold(mut self, most: Option<Duration>) -> Self {
-        self.grace = most.map_or(self.grace, |most| self.grace.min(most / 4));
+    pub(crate) fn with_max_hold(mut self, max_hold: Option<Duration>) -> Self {
+        self.grace = max_hold.map_or(self.grace, |max_hold| self.grace.min(max_hold / 4));
         self
     }
 
