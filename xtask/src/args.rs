@@ -9,16 +9,16 @@ Usage: cargo xtask TASK
 Tasks:
   test             run every check and every test, as CI does
   test --quick     run the checks for every commit, in a few minutes, without root, packages or servers
-  full             run what takes too long for every change: long simulation, 20 rounds of every fault, both ends of
-                   the ranges of dependencies, a rolling upgrade
-  servers up       start the test servers and print where they are
-  servers down     stop them
+  full             run the tests that take too long for every change: a long simulation, 20 rounds of every fault,
+                   the lowest and newest versions of the dependencies, a rolling upgrade
+  servers up       start the test servers and print their addresses as shell variables
+  servers down     stop the test servers
   sim --seeds N    simulate N seeds; SIMBA_SEED=n cargo xtask sim replays one and prints it
   deny             check licences, bans and sources, with cargo-deny
   faults           run the tests of the fault matrix, each fault 20 times; --rounds N for another number
   upgrade          let this version and the previous one contend on every store, with kills
-  bench [STORE…]   run the benchmarks, of these stores alone if any are named
-  bench --quick    run a short version of them
+  bench [STORE…]   run the benchmarks of these stores [default: all]
+  bench --quick    run shorter benchmarks
 
 Examples:
   cargo xtask test --quick
@@ -41,7 +41,7 @@ pub(crate) enum Task {
     Bench { words: Vec<String> },
 }
 
-/// Parses the arguments. The error names the first one that is unknown.
+/// Parses the arguments. The error names the first unknown argument.
 pub(crate) fn parse(words: &[&str]) -> Result<Task, String> {
     if words.iter().any(|word| matches!(*word, "-h" | "--help")) {
         return Ok(Task::Help);
@@ -58,7 +58,7 @@ pub(crate) fn parse(words: &[&str]) -> Result<Task, String> {
             Ok(rounds) => Ok(Task::Faults { rounds }),
             Err(_) => Err(format!("`--rounds` takes a number, not `{rounds}`")),
         },
-        ["faults", ..] => Err("`faults` takes nothing but `--rounds N`".to_owned()),
+        ["faults", ..] => Err("`faults` takes only `--rounds N`".to_owned()),
         ["upgrade"] => Ok(Task::Upgrade),
         ["deny"] => Ok(Task::Deny),
         ["sim"] => Ok(Task::Sim { seeds: 1_000 }),
@@ -66,7 +66,7 @@ pub(crate) fn parse(words: &[&str]) -> Result<Task, String> {
             Ok(seeds) => Ok(Task::Sim { seeds }),
             Err(_) => Err(format!("`--seeds` takes a number, not `{seeds}`")),
         },
-        ["sim", ..] => Err("`sim` takes nothing but `--seeds N`".to_owned()),
+        ["sim", ..] => Err("`sim` takes only `--seeds N`".to_owned()),
         ["servers", "up"] => Ok(Task::ServersUp),
         ["servers", "down"] => Ok(Task::ServersDown),
         ["servers", ..] => Err("`servers` takes one word, `up` or `down`".to_owned()),
@@ -78,7 +78,7 @@ fn quick(task: &str, rest: &[&str]) -> Result<bool, String> {
     match rest {
         [] => Ok(false),
         ["--quick"] => Ok(true),
-        _ => Err(format!("`{task}` takes nothing but `--quick`, not `{}`", rest.join(" "))),
+        _ => Err(format!("`{task}` takes only `--quick`, not `{}`", rest.join(" "))),
     }
 }
 

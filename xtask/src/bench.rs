@@ -12,7 +12,7 @@ const ZOOKEEPER: &str = "SIMBA_BENCH_ZOOKEEPER";
 /// Runs the optimised benchmark program with the servers that it measures. Passes `words` on to it.
 pub(crate) fn bench(workspace: Workspace, words: &[String]) -> Result<()> {
     simba_servers::keep_data_on_disk();
-    servers::around(workspace, |workspace| {
+    servers::with_servers(workspace, |workspace| {
         // A sync to disk takes far longer than the operations that are compared.
         let zookeeper = Setup::zookeeper().with_setting("forceSync=no").start()?;
         let mut command = workspace.cargo("run --release --locked -p simba-bench --");

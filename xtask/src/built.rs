@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::step;
 use crate::workspace::Workspace;
 
-/// Builds, with `words` as the arguments of cargo separated by blanks. Returns cargo's messages.
+/// Builds, with `words` as the arguments of cargo, separated by spaces. Returns cargo's messages.
 pub(crate) fn messages(workspace: &Workspace, words: &str) -> Result<Vec<Value>> {
     let words = format!("{words} --message-format json-render-diagnostics");
     parse(&step::capture(&mut workspace.cargo(&words))?)

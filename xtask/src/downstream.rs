@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::step::{self, Verdict};
 use crate::workspace::Workspace;
 
-/// Builds and runs `examples/downstream` as a user would today: with the newest versions that our ranges allow.
+/// Builds and runs `examples/downstream` with the newest versions that our ranges allow, as a new user would.
 pub(crate) fn newest(workspace: &Workspace) -> Result<Verdict> {
     // A copy, so that its lock file does not stay in the tree; two levels below the root like the original, so that
     // its relative paths stay valid.

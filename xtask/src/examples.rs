@@ -1,4 +1,4 @@
-//! Runs every example, so that none of them breaks unnoticed.
+//! Runs every example, to detect the ones that are broken.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use crate::workspace::Workspace;
 /// Starts the servers and runs every test that is named after a row of the matrix, each fault `rounds` times.
 pub(crate) fn faults(workspace: Workspace, rounds: u32) -> Result<()> {
     simba_servers::install_tools()?;
-    servers::around(workspace, |workspace| run(workspace, rounds))
+    servers::with_servers(workspace, |workspace| run(workspace, rounds))
 }
 
 /// Runs the rows with servers that are already running. Every program runs, even if one fails.

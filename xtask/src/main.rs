@@ -51,7 +51,7 @@ fn run(task: Task) -> Result<()> {
         Task::Deny => deny::step(&Workspace::find()?).map(drop)?,
         Task::Faults { rounds } => faults::faults(Workspace::find()?, rounds)?,
         Task::Upgrade => {
-            servers::around(Workspace::find()?, |workspace| upgrade::step(workspace).map(drop))?;
+            servers::with_servers(Workspace::find()?, |workspace| upgrade::step(workspace).map(drop))?;
         }
         Task::Bench { words } => bench::bench(Workspace::find()?, &words)?,
     }

@@ -62,7 +62,7 @@ struct SharedEnsemble {
     start: fn() -> Result<Ensemble>,
 }
 
-/// Their programs are those of [`SERVERS`].
+/// The ensembles. Their programs are those of [`SERVERS`].
 const ENSEMBLES: &[SharedEnsemble] = &[
     SharedEnsemble {
         names: ["zookeeper-1", "zookeeper-2", "zookeeper-3"],
@@ -77,7 +77,7 @@ const ENSEMBLES: &[SharedEnsemble] = &[
 ];
 
 /// Starts the servers, calls `act`, and stops them also if it fails.
-pub(crate) fn around(workspace: Workspace, act: impl FnOnce(&Workspace) -> Result<()>) -> Result<()> {
+pub(crate) fn with_servers(workspace: Workspace, act: impl FnOnce(&Workspace) -> Result<()>) -> Result<()> {
     // A server that does not start is a failure and never a skip.
     let variables = up(&workspace)?;
     let workspace = workspace.with_variables(variables);

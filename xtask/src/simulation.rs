@@ -1,4 +1,4 @@
-//! The simulation: the engine on virtual time with many seeds, and deliberate bugs that prove the checkers.
+//! The simulation: runs the engine on virtual time with many seeds, and checks that deliberate bugs are detected.
 
 use std::process::Command;
 
@@ -33,7 +33,7 @@ fn with_bugs(workspace: &Workspace, verb: &str) -> Command {
     let mut command =
         workspace.cargo(&format!("{verb} --locked -p simba-sim --release --target-dir target/seeded"));
     command.env("RUSTFLAGS", "--cfg simba_bugs");
-    // Half a minute of simulation does not justify a longer compilation.
+    // Optimise less: the simulation takes half a minute, and a full optimisation takes longer than it saves.
     command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "2").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
     command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
     command

@@ -57,8 +57,8 @@ impl Report {
         let outcome = act();
         let (value, result) = match outcome {
             Ok(value) => {
-                let word = value.word();
-                (Some(value), word)
+                let result = value.result();
+                (Some(value), result)
             }
             Err(error) => {
                 eprintln!("\n{name}: {error:#}");
@@ -81,15 +81,15 @@ impl Report {
     }
 }
 
-/// The value of a step that did not fail, with a word for the table.
+/// The value of a step that did not fail, with its text in the table.
 pub(crate) trait Outcome {
-    fn word(&self) -> &'static str {
+    fn result(&self) -> &'static str {
         "ok"
     }
 }
 
 impl Outcome for Verdict {
-    fn word(&self) -> &'static str {
+    fn result(&self) -> &'static str {
         match self {
             Self::Passed => "ok",
             Self::NotChecked => "not checked",
@@ -113,7 +113,7 @@ fn table(lines: &[Line]) -> String {
     table
 }
 
-/// Runs a command to its end. Every result but success is an error that says how to run it alone.
+/// Runs a command to its end. Any other result than success is an error that says how to run the command alone.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     print_command(command);
     let status = command.status().with_context(|| cannot_start(command))?;
@@ -168,7 +168,7 @@ fn cannot_start(command: &Command) -> String {
     format!("cannot start `{}`", line(command))
 }
 
-/// Returns the command as typed in a shell.
+/// Returns the command as a user would type it in a shell.
 pub(crate) fn line(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         Some(format!("{}={}", name.to_string_lossy(), quote(value?.to_string_lossy())))

@@ -23,10 +23,10 @@ use crate::{built, step};
 pub(crate) const STORES: [&str; 5] =
     ["simba-zookeeper", "simba-etcd", "simba-redis", "simba-mysql", "simba-postgres"];
 
-/// How many programs at once: their tests wait for leases to end nearly all of the time, and use a tenth of a core.
+/// How many programs run at once. Their tests mostly wait for leases to end, and use a tenth of a core.
 const WORKERS: usize = 4;
 
-/// How many tests of one program at once: more than there are cores, since most of them wait.
+/// How many tests of one program run at once: more than there are cores, since most of them wait.
 pub(crate) const AT_ONCE: (&str, &str) = ("RUST_TEST_THREADS", "8");
 
 /// The build targets. Not `--all-targets`, which would also run the benchmarks.
@@ -121,6 +121,7 @@ fn print_skips(file: &Path) {
     eprint!("{skipped}");
 }
 
+/// Builds the test programs and returns them.
 fn programs(workspace: &Workspace) -> Result<Vec<Suite>> {
     let mut words = format!("test --no-run {TARGETS}");
     if workspace.is_quick() {

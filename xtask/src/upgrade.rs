@@ -38,8 +38,8 @@ const STORES: [&str; 6] = [
 const WORK: &str = "flock -n -E 99 lock sh -c 'echo $SIMBA_FENCING_TOKEN $0 >> tokens; sleep 0.02' $0; \
      [ $? -ne 99 ] || echo $0 >> overlaps";
 
-/// Builds the previous version, then lets both versions contend on every store, with kills. Fails on two holders at
-/// once, on a token that does not grow, and if a version never acquires, unless the new one refuses the store.
+/// Builds the previous version, then lets both versions contend on every store, with kills. Fails if two hold at once,
+/// if a token does not grow, or if a version never acquires. The new version may refuse the store instead.
 pub(crate) fn step(workspace: &Workspace) -> Result<Verdict> {
     let (old, new) = (build_previous(workspace)?, build_current(workspace)?);
     let stores =
@@ -73,7 +73,7 @@ fn build_current(workspace: &Workspace) -> Result<PathBuf> {
     Ok(workspace.scratch("debug").join("simba"))
 }
 
-/// What the processes of one version did.
+/// Counts the runs of one version.
 #[derive(Debug, Default)]
 struct Count {
     ended: AtomicU32,

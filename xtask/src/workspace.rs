@@ -64,7 +64,7 @@ impl Workspace {
         command
     }
 
-    /// Returns a cargo command, with `words` as its arguments separated by blanks.
+    /// Returns a cargo command, with `words` as its arguments, separated by spaces.
     pub(crate) fn cargo(&self, words: &str) -> Command {
         let mut command = self.command("cargo");
         command.args(words.split_whitespace());

@@ -2,7 +2,7 @@
 
 use simba_measure::Effort;
 
-use crate::held::{Phase, Trial};
+use crate::held::{Trial, TrialKind};
 use crate::stores;
 
 /// The whole help text.
@@ -12,11 +12,11 @@ Measures the cost of Simba on each store, as ratios to the raw client of the sam
 Usage: simba-bench [--quick] [--json] [STORE…]
 
   STORE      a store to measure; all stores if none is given
-  --quick    a short version
+  --quick    measure for a shorter time
   --json     one JSON object instead of a table
 ";
 
-/// The flag before a trial of held mutexes, which the program passes to a child process.
+/// The internal flag that makes a child process run one trial of held mutexes.
 pub(crate) const TRIAL: &str = "--trial";
 
 /// A parsed command line.
@@ -27,7 +27,7 @@ pub(crate) enum Command {
     Held(Trial),
 }
 
-/// Parses the arguments. The error names an unknown one.
+/// Parses the arguments. The error names the unknown argument.
 pub(crate) fn parse(args: &[&str]) -> Result<Command, String> {
     if let [TRIAL, rest @ ..] = args {
         return trial(rest).ok_or_else(|| format!("`{TRIAL}` is for internal use only"));
@@ -40,7 +40,7 @@ pub(crate) fn parse(args: &[&str]) -> Result<Command, String> {
             "--json" => json = true,
             name => match stores::find(name) {
                 Some(store) => stores.push(store.name()),
-                None => return Err(format!("there is no `{name}`; the stores are {}", stores::names())),
+                None => return Err(format!("unknown store `{name}`; the stores are {}", stores::names())),
             },
         }
     }
@@ -48,10 +48,10 @@ pub(crate) fn parse(args: &[&str]) -> Result<Command, String> {
 }
 
 fn trial(args: &[&str]) -> Option<Command> {
-    let [target, phase, count] = args else { return None };
+    let [target, kind, count] = args else { return None };
     let target = stores::find(target)?;
-    let phase = Phase::ALL.into_iter().find(|one| one.as_str() == *phase)?;
-    Some(Command::Held(Trial { target: target.name(), phase, count: count.parse().ok()? }))
+    let kind = TrialKind::ALL.into_iter().find(|one| one.as_str() == *kind)?;
+    Some(Command::Held(Trial { target: target.name(), kind, count: count.parse().ok()? }))
 }
 
 #[cfg(test)]
@@ -76,8 +76,8 @@ mod tests {
 
     #[test]
     fn arguments_of_a_trial_are_parsed() {
-        for phase in Phase::ALL {
-            let trial = Trial { target: "memory", phase, count: 7 };
+        for kind in TrialKind::ALL {
+            let trial = Trial { target: "memory", kind, count: 7 };
             let args = trial.args();
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             assert_eq!(parse(&args), Ok(Command::Held(trial)));

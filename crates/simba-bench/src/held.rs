@@ -16,7 +16,7 @@ use crate::stores;
 
 /// The kind of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum TrialKind {
     /// Sessions without the engine: the backend's part.
     Raw,
     /// Guards with the default lease, until all are held.
@@ -27,7 +27,7 @@ pub(crate) enum Phase {
     Short,
 }
 
-impl Phase {
+impl TrialKind {
     pub(crate) const ALL: [Self; 4] = [Self::Raw, Self::Settled, Self::Default, Self::Short];
 
     pub(crate) fn as_str(self) -> &'static str {
@@ -60,19 +60,19 @@ impl Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trial {
     pub(crate) target: &'static str,
-    pub(crate) phase: Phase,
+    pub(crate) kind: TrialKind,
     pub(crate) count: usize,
 }
 
 /// Measures memory, renewals and processor time of many held mutexes.
 pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
     let count = effort.pick(target.many() / 5, target.many());
-    let trial = |phase| Trial { target: target.name(), phase, count }.in_child_process();
-    let raw = trial(Phase::Raw).await?;
-    let memory = trial(effort.pick(Phase::Settled, Phase::Default)).await?;
+    let trial = |kind| Trial { target: target.name(), kind, count }.in_child_process();
+    let raw = trial(TrialKind::Raw).await?;
+    let memory = trial(effort.pick(TrialKind::Settled, TrialKind::Default)).await?;
     let each = Row::new(target, format!("{count} held: memory each"), Unit::Bytes, memory.bytes);
     let mut rows = vec![each.floor(raw.bytes).goal("<= 2048 B")];
-    let short = trial(Phase::Short).await?;
+    let short = trial(TrialKind::Short).await?;
     let trials = [("default lease", &memory), ("3 s + 2 s lease", &short)];
     for (lease, findings) in trials.into_iter().filter(|(_, findings)| findings.cores > 0.0) {
         rows.extend(punctuality(target, count, lease, findings));
@@ -83,7 +83,7 @@ pub(crate) async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<R
 impl Trial {
     /// Returns the arguments of the child process.
     pub(crate) fn args(self) -> [String; 4] {
-        [TRIAL.to_owned(), self.target.to_owned(), self.phase.as_str().to_owned(), self.count.to_string()]
+        [TRIAL.to_owned(), self.target.to_owned(), self.kind.as_str().to_owned(), self.count.to_string()]
     }
 
     async fn in_child_process(self) -> Result<Findings> {
@@ -117,17 +117,17 @@ fn from_json(json: &Value) -> Option<Findings> {
 
 /// Runs a trial in this process. Returns its findings as JSON.
 pub(crate) async fn run(trial: Trial) -> Result<Value> {
-    let Trial { phase, count, .. } = trial;
+    let Trial { kind, count, .. } = trial;
     let target = stores::find(trial.target).context("no such target")?;
     let backend = target.connect().await?;
-    if phase == Phase::Raw {
+    if kind == TrialKind::Raw {
         let bytes = sessions(target, &*backend, count).await?;
         return Ok(to_json(Findings { bytes, ..Findings::default() }));
     }
-    let simba = Simba::builder(backend).with_lease(phase.lease()?).build();
+    let simba = Simba::builder(backend).with_lease(kind.lease()?).build();
     let held = Held::take(target, &simba, count).await?;
-    let findings = held.watch(phase.rounds()).await?;
-    // The process ends here; to release every mutex would only take longer.
+    let findings = held.watch(kind.rounds()).await?;
+    // The process ends here, so the mutexes are not released.
     held.abandon();
     Ok(to_json(findings))
 }
@@ -145,7 +145,7 @@ mod tests {
 
     #[tokio::test]
     async fn held_mutexes_count_as_held() {
-        let trial = Trial { target: "memory", phase: Phase::Settled, count: 10 };
+        let trial = Trial { target: "memory", kind: TrialKind::Settled, count: 10 };
         let found = from_json(&run(trial).await.unwrap()).unwrap();
         assert_eq!((found.late, found.lost), (0.0, 0.0));
     }

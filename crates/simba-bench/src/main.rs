@@ -54,7 +54,7 @@ async fn measure(effort: Effort, names: &[&str]) -> Result<Report> {
     let selected = |name| names.is_empty() || names.contains(&name);
     for target in stores::STORES.iter().filter(|store| selected(store.name())) {
         let progress = |measure: &str| eprintln!("measuring {}: {measure} …", target.name());
-        progress("uncontended pairs");
+        progress("uncontended lock/unlock cycles");
         report.add(pairs::measure(*target, effort).await?);
         progress("hand-over");
         report.add(handover::measure(*target, effort).await?);

@@ -13,15 +13,16 @@ const AFTER: &str = "\
 Examples:
   simba run nightly-backup -- ./backup.sh        one at a time, for this user
   simba --on redis://cache run deploy -- ./go    one at a time, in the whole fleet
-  simba status nightly-backup                    its holder, since when, until when
+  simba status nightly-backup                    the holder, since when, until when
 
-Without --on the store is SIMBA_URL, or that of the configuration file, or else a
-SQLite file for the processes of this user, without any server.
+Without --on, the store is that of SIMBA_URL, else that of the configuration file,
+else a SQLite file of this user, which needs no server.
 
 Exit codes: 1 held by another, 2 usage, 69 store unreachable, 74 output not
-written, 75 lost while the command ran, 76 not ours, 77 refused, 78 wrong set-up,
-124 --max-hold ran out, 126 and 127 the command cannot be executed or found,
-128 + n ended by signal n; else the command's own.";
+written, 75 lost while the command ran, 76 foreign data in the store, 77 permission
+denied, 78 invalid configuration, 124 --max-hold exceeded, 126 command not
+executable, 127 command not found, 128 + n command ended by signal n; otherwise
+the exit code of the command.";
 
 /// A distributed mutex for commands: flock(1) for a fleet.
 #[derive(Debug, Parser)]
@@ -31,11 +32,11 @@ pub(crate) struct Cli {
     #[arg(long = "on", value_name = "URL", global = true)]
     pub(crate) url: Option<String>,
 
-    /// Settings, in TOML or YAML [default: SIMBA_CONFIG, or simba/config.toml where settings are kept]
+    /// Configuration file, TOML or YAML [default: SIMBA_CONFIG, or simba/config.toml in ~/.config or /etc]
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 
-    /// Log more; twice for everything
+    /// Log more; repeat to log everything
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub(crate) verbose: u8,
 
@@ -77,7 +78,7 @@ Examples:
 A line of --json has at, mutex, state (held, free, unknown), owner, host, pid,
 token.")]
     Watch(StatusArgs),
-    /// Free a stuck mutex out of band
+    /// Free a stuck mutex without its holder
     Release(ReleaseArgs),
     /// Print the statements that set up the store, or execute them
     #[command(after_help = "\
@@ -85,7 +86,7 @@ Examples:
   simba --on postgres://db/app schema > simba.sql
   simba --on postgres://owner@db/app schema --apply")]
     Schema(SchemaArgs),
-    /// Check the store, and find what endangers mutexes on it
+    /// Check the store for settings that endanger mutexes
     #[command(after_help = "\
 Example:
   simba --on redis://cache doctor
@@ -112,7 +113,7 @@ Examples:
   simba man | man -l -
   simba man run > /usr/local/share/man/man1/simba-run.1")]
     Man {
-        /// The command; the program if none is named
+        /// The command; without it, the page of the program
         command: Option<String>,
     },
 }
@@ -138,20 +139,20 @@ pub(crate) struct LeaseArgs {
 Examples:
   simba run nightly-backup -- ./backup.sh
   simba run -n deploy -- ./deploy.sh      fail at once if another holds it
-  simba run -w 30s -E 75 migrate -- ./m   wait 30 s at most, then exit with 75
+  simba run -w 30s -E 99 migrate -- ./m   wait 30 s at most, then exit with 99
 
 The command gets SIMBA_MUTEX, SIMBA_CONTENDER_ID and SIMBA_FENCING_TOKEN. If the
-mutex is lost, the command gets TERM, then it is killed with all that it started,
-before another can hold the mutex; the exit code is 75.")]
+mutex is lost, the command gets TERM. Before another can hold the mutex, the command
+and all processes that it started are killed. The exit code is then 75.")]
 pub(crate) struct RunArgs {
     /// The mutex
     pub(crate) mutex: String,
 
-    /// Fail at once if it is held by another
+    /// Fail at once if the mutex is held by another
     #[arg(short = 'n', long = "nonblock", visible_alias = "nb", conflicts_with = "wait")]
     pub(crate) nonblock: bool,
 
-    /// Wait this long at most; a number alone counts seconds
+    /// Wait at most this long; a number without a unit counts seconds
     #[arg(short, long, visible_alias = "timeout", value_name = "TIME", value_parser = wait_time)]
     pub(crate) wait: Option<Duration>,
 
@@ -159,11 +160,11 @@ pub(crate) struct RunArgs {
     #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE", default_value_t = 1)]
     pub(crate) conflict: u8,
 
-    /// End the command after this time
+    /// Hold the mutex at most this long; a command that runs longer is ended
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) max_hold: Option<Duration>,
 
-    /// Keep the mutex at least this long, also after a shorter command
+    /// Keep the mutex at least this long, even if the command ends earlier
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) min_hold: Option<Duration>,
 
@@ -180,7 +181,7 @@ fn time(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "write it as `250ms`, `10s` or `5m`".into())
 }
 
-/// Parses a duration; a number alone counts seconds, as with flock(1).
+/// Parses a duration; a number without a unit counts seconds, as with flock(1).
 fn wait_time(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
@@ -260,7 +261,7 @@ pub(crate) struct FormatArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// The mutexes; all if none is named
+    /// The mutexes [default: all]
     pub(crate) mutexes: Vec<String>,
 
     #[command(flatten)]
@@ -270,7 +271,7 @@ pub(crate) struct StatusArgs {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("condition").required(true).args(["if_token", "if_owner", "force"]), after_help = "\
 The old holder continues until its next renewal fails: until then two commands may
-run at once. Their fencing tokens tell them apart.
+run at once. Their fencing tokens differ.
 
 Example:
   simba release nightly-backup --if-token 1763204159000000")]
@@ -304,9 +305,9 @@ pub(crate) struct SchemaArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each case checks one guarantee with mutexes of its own. Takes a minute or two; the
-store stays usable meanwhile. A case about something that the store cannot do is
-skipped, and counted as skipped. The exit code is 1 if a guarantee is broken.
+Each case checks one guarantee with its own mutexes. The suite takes one to two
+minutes; the store stays usable meanwhile. A case that needs a capability which the
+store does not have is skipped. The exit code is 1 if a guarantee is broken.
 
 --json prints kept, skipped and broken, each a number, and cases with case,
 outcome (kept, skipped, broken) and reason.
@@ -324,10 +325,11 @@ pub(crate) struct TckArgs {
 
 #[derive(Clone, Copy, Debug, Args)]
 #[command(after_help = "\
-Takes a minute, with --quick some seconds. Its mutexes are called simba-bench:…,
-and are free afterwards; the store stays usable meanwhile, but is under load. For a
-file it measures another one on the same disk, which is removed afterwards, and also
-how long `simba run` takes to start a command, beside flock(1).
+Takes about a minute, with --quick a few seconds. The names of its mutexes start
+with simba-bench: and the mutexes are free afterwards. The store stays usable
+meanwhile, but is under load. For a SQLite file, it measures a temporary file on
+the same disk, and how long `simba run` takes to start a command, compared with
+flock(1).
 
 Examples:
   simba bench --quick
@@ -336,19 +338,19 @@ Examples:
 --json prints store, quick, and rows with target, measure, unit, ours, floor,
 ratio; a missing value is null.")]
 pub(crate) struct BenchArgs {
-    /// A short version: enough to see a change that matters
+    /// Measure for a shorter time, with less precise results
     #[arg(long)]
     pub(crate) quick: bool,
 
-    /// How many tasks lock and unlock at once, each a mutex of its own
+    /// Number of tasks that lock and unlock at once, each with its own mutex
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) tasks: u16,
 
-    /// How many wait for one mutex
+    /// Number of contenders that wait for one mutex
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) waiters: u16,
 
-    /// How many mutexes are held at once
+    /// Number of mutexes that are held at once
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) held: u16,
 

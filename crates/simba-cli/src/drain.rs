@@ -4,18 +4,14 @@
 
 use std::io;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use simba_mutex::SystemClock;
 use simba_mutex::clock::within;
 
 use crate::failure::{Failure, Outcome, code, print_error};
-use crate::run::no_process;
+use crate::run::{RELEASE_LIMIT, start_failure};
 use crate::signals::name;
 use crate::supervise::Ended;
-
-/// Time limit for the release of a lost mutex: the store itself may hang.
-const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A command that got a termination signal, and how it ended.
 #[derive(Debug)]
@@ -31,7 +27,7 @@ impl Drained {
         let ended = match ended {
             Ok(Ended::Code(_) | Ended::Signal(_)) if !held => Ok(Ended::Lost),
             Ok(ended) => Ok(*ended),
-            Err(error) => Err(no_process(error)),
+            Err(error) => Err(start_failure(error)),
         };
         (!signals.is_empty()).then(|| Self { signals: signals.to_vec(), ended })
     }

@@ -82,6 +82,12 @@ fn code_of(kind: ErrorKind) -> u8 {
     }
 }
 
+/// Exits without a release, because processes of the command cannot be killed: the mutex is held until its lease ends.
+pub(crate) fn exit_with_leftover_processes() -> ! {
+    print_error("the command left processes that cannot be killed: the mutex is held until its lease ends");
+    std::process::exit(code::LOST.into())
+}
+
 /// Prints a line to stderr. Ignores write errors.
 pub(crate) fn print_error(text: &str) {
     let _ = writeln!(io::stderr(), "simba: {text}");

@@ -59,7 +59,7 @@ async fn run_once(
     let held = tenure.is_held();
     match &ended {
         Ok(Ok(Ended::Code(code))) => tracing::info!(mutex = %args.mutex, code, "the command ended"),
-        Ok(Ok(ended)) => tracing::info!(mutex = %args.mutex, ?ended, "the command was ended"),
+        Ok(Ok(ended)) => tracing::info!(mutex = %args.mutex, %ended, "the command was ended"),
         Ok(Err(error)) => tracing::error!(mutex = %args.mutex, %error, "the command was not started"),
         Err(error) => tracing::warn!(mutex = %args.mutex, %error, "the command was cancelled"),
     }

@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory as _, Parser as _};
 use clap_complete::Shell;
 
@@ -60,17 +60,32 @@ fn usage(error: &clap::Error, words: &[OsString]) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();
     } else {
-        print_error(&redact::redact(&one_line(&error.render().to_string()), words));
+        let message = missing_separator(error, words)
+            .unwrap_or_else(|| format!("{}: see --help", one_line(&error.render().to_string())));
+        print_error(&redact::redact(&message, words));
     }
     ExitCode::from(if error.use_stderr() { failure::code::USAGE } else { 0 })
 }
 
-/// Returns clap's message in one line, without the usage that `--help` shows.
+/// Returns the message for a command to run that has no `--` before it.
+fn missing_separator(error: &clap::Error, words: &[OsString]) -> Option<String> {
+    let runs_a_command = words.iter().any(|word| word == "run" || word == "lead" || word == "schedule");
+    if error.kind() != ErrorKind::UnknownArgument || !runs_a_command || words.iter().any(|word| word == "--")
+    {
+        return None;
+    }
+    let argument = error.get(ContextKind::InvalidArg)?;
+    Some(format!(
+        "unexpected argument '{argument}': put `--` before the command, as in `simba run m -- true`"
+    ))
+}
+
+/// Returns clap's message and tip in one line, without the usage that `--help` shows.
 fn one_line(text: &str) -> String {
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let message = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
-    let message = message.collect::<Vec<_>>().join(" ");
-    format!("{}: see --help", message.strip_prefix("error: ").unwrap_or(&message))
+    let message = message.collect::<Vec<_>>().join(" ").replace(" tip: ", "; ");
+    message.strip_prefix("error: ").unwrap_or(&message).to_owned()
 }
 
 fn run_command(cli: &Cli) -> ExitCode {

@@ -16,7 +16,7 @@ pub(crate) async fn refuse(store: &Store, mutex: &str, code: u8) -> Result<(), F
     if above.is_empty() {
         return Ok(());
     }
-    // The same name in another store, or a tenure that has ended, is no reason to refuse.
+    // The same name in another store, or a tenure that has ended, is not refused.
     let Ok(operate) = store.simba.operate() else { return Ok(()) };
     let holder = operate.read(&MutexName::new(mutex)?).await?.owner;
     match holder {

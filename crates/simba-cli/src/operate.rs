@@ -14,7 +14,7 @@ use crate::output::{Paint, print, write};
 use crate::records::brief;
 use crate::store::Store;
 
-/// Frees a mutex out of band.
+/// Frees a mutex without its holder.
 pub(crate) async fn release(simba: &Simba, args: &ReleaseArgs) -> Outcome {
     let mutex = MutexName::new(&args.mutex)?;
     let operate = simba.operate()?;
@@ -26,7 +26,7 @@ pub(crate) async fn release(simba: &Simba, args: &ReleaseArgs) -> Outcome {
     // A store that does not show tokens compares them itself.
     let is_open = record.token.is_none() && matches!(condition, EvictIf::Token(_));
     if !is_open && !condition.holds_for(owner, record.token) {
-        return Err(other(&mutex, owner));
+        return Err(held_by_another(&mutex, owner));
     }
     let window = record.remaining.unwrap_or_default();
     confirm(args, &format!("`{owner}` may keep running for up to {}", brief(window)))?;
@@ -34,12 +34,13 @@ pub(crate) async fn release(simba: &Simba, args: &ReleaseArgs) -> Outcome {
         Eviction::Freed { owner, window } => {
             print(&format!("freed; `{owner}` may run under `{mutex}` for up to {} more\n", brief(window)))
         }
-        Eviction::Other(owner) => Err(other(&mutex, &owner)),
+        Eviction::Other(owner) => Err(held_by_another(&mutex, &owner)),
         _ => print(&format!("`{mutex}` is free\n")),
     }
 }
 
-fn other(mutex: &MutexName, owner: &ContenderId) -> Failure {
+/// Returns the failure for a condition that the holder does not satisfy.
+fn held_by_another(mutex: &MutexName, owner: &ContenderId) -> Failure {
     Failure::new(code::NOT_ACQUIRED, format!("`{mutex}` is held by `{owner}`, and was not freed"))
 }
 

@@ -14,7 +14,7 @@ use crate::store::Store;
 use crate::supervise::{Ended, Job};
 
 /// Time limit for the release of a lost mutex: the store itself may hang.
-const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Waits for the mutex, runs the command under it, returns its exit code.
 pub(crate) async fn run(store: &Store, args: &RunArgs) -> Outcome {
@@ -22,46 +22,49 @@ pub(crate) async fn run(store: &Store, args: &RunArgs) -> Outcome {
     let mut signals = listen()?;
     nested::refuse(store, &args.mutex, args.conflict).await?;
     let locker = locker(&store.simba, args, lease);
-    let taken = tokio::select! {
+    let acquired = tokio::select! {
         biased;
-        // A signal during the wait: do not start the command.
-        signal = signals.termination() => return Ok(by_signal(signal)),
-        taken = take(&locker, args) => taken?,
+        // A termination signal during the wait: do not start the command.
+        signal = signals.termination() => return Ok(exit_code_of_signal(signal)),
+        acquired = acquire(&locker, args) => acquired?,
     };
-    let Some(guard) = taken else { return refused(store, &locker, args) };
+    let Some(guard) = acquired else { return refused(store, &locker, args) };
     if let Some(signal) = signals.pending_termination().await {
-        return Ok(by_signal(signal));
+        return Ok(exit_code_of_signal(signal));
     }
     let tenure = guard.tenure();
     tracing::debug!(%store, holder = %tenure.contender(), "acquired");
     let job = Job::new(&args.command, &tenure, lease).with_max_hold(args.max_hold);
-    let ended = job.run(&mut signals).await.map_err(|error| no_process(&error))?;
+    let ended = job.run(&mut signals).await.map_err(|error| start_failure(&error))?;
     finish(guard, ended, args, &mut signals).await
 }
 
+/// Returns a locker with the limits of the arguments.
 fn locker(simba: &Simba, args: &RunArgs, lease: Lease) -> Locker {
     let locker = simba.locker(args.mutex.as_str()).with_lease(lease);
     let locker = locker.with_min_hold(args.min_hold.unwrap_or_default());
     match args.max_hold {
-        Some(most) => locker.with_max_hold(most),
+        Some(max_hold) => locker.with_max_hold(max_hold),
         None => locker,
     }
 }
 
-async fn take(locker: &Locker, args: &RunArgs) -> Result<Option<Guard>, Failure> {
+/// Acquires the mutex as the arguments require. Returns `None` if another holds it.
+async fn acquire(locker: &Locker, args: &RunArgs) -> Result<Option<Guard>, Failure> {
     if args.nonblock {
         return Ok(locker.try_lock().await?);
     }
-    let taken = match args.wait {
+    let acquired = match args.wait {
         Some(limit) => locker.lock_timeout(limit).await,
         None => locker.lock().await,
     };
-    match taken {
+    match acquired {
         Err(error) if error.kind() == ErrorKind::Timeout => Ok(None),
-        taken => Ok(Some(taken?)),
+        acquired => Ok(Some(acquired?)),
     }
 }
 
+/// Returns the failure for a mutex that another holds.
 fn refused(store: &Store, locker: &Locker, args: &RunArgs) -> Outcome {
     let holder = match &locker.last_holder().id {
         Some(id) => format!("`{id}`"),
@@ -76,7 +79,7 @@ async fn finish(guard: Guard, ended: Ended, args: &RunArgs, signals: &mut Signal
     let tenure = guard.tenure();
     let held = tenure.is_held();
     if ended == Ended::Unclean {
-        return Err(unclean(guard, &args.mutex));
+        return Err(leftover_processes(guard, &args.mutex));
     }
     let failure = failure(&tenure, ended, args);
     let freed = tokio::select! {
@@ -96,13 +99,13 @@ async fn finish(guard: Guard, ended: Ended, args: &RunArgs, signals: &mut Signal
     }
     match ended {
         Ended::Code(status) if held => Ok(ExitCode::from(u8::try_from(status & 0xff).unwrap_or(u8::MAX))),
-        Ended::Signal(signal) if held => Ok(by_signal(signal)),
+        Ended::Signal(signal) if held => Ok(exit_code_of_signal(signal)),
         _ => Err(failure),
     }
 }
 
 /// Keeps the mutex until its lease ends, because processes of the command are still running.
-pub(crate) fn unclean(held: impl Sized, mutex: &str) -> Failure {
+pub(crate) fn leftover_processes(held: impl Sized, mutex: &str) -> Failure {
     std::mem::forget(held);
     let message = format!("`{mutex}`: the command left processes that cannot be killed");
     Failure::new(code::LOST, message).abandoning()
@@ -118,9 +121,14 @@ fn failure(tenure: &Tenure, ended: Ended, args: &RunArgs) -> Failure {
             Failure::new(code::LOST, message)
         }
         // The deadline was set by the maximum hold.
-        (Some(most), None | Some(Loss::MaxHold)) if tenure.deadline() >= tenure.acquired_at() + most => {
-            let most = humantime::format_duration(most);
-            Failure::new(code::MAX_HOLD, format!("`{mutex}`: the command took {most}, and was ended"))
+        (Some(max_hold), None | Some(Loss::MaxHold))
+            if tenure.deadline() >= tenure.acquired_at() + max_hold =>
+        {
+            let max_hold = humantime::format_duration(max_hold);
+            Failure::new(
+                code::MAX_HOLD,
+                format!("`{mutex}`: the command was ended because of --max-hold {max_hold}"),
+            )
         }
         (_, loss) => {
             let loss = loss.unwrap_or(Loss::Deadline);
@@ -129,8 +137,8 @@ fn failure(tenure: &Tenure, ended: Ended, args: &RunArgs) -> Failure {
     }
 }
 
-/// Returns the exit code that a shell gives for a signal.
-pub(crate) fn by_signal(signal: i32) -> ExitCode {
+/// Returns the exit code that a shell returns for a command that this signal ended.
+pub(crate) fn exit_code_of_signal(signal: i32) -> ExitCode {
     ExitCode::from(signal_code(signal))
 }
 
@@ -138,7 +146,7 @@ fn signal_code(signal: i32) -> u8 {
     code::SIGNAL.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX))
 }
 
-/// Returns the lease of the arguments, or else that of the configuration.
+/// Returns the lease of the arguments; what they do not set comes from the configuration.
 pub(crate) fn lease_of(store: &Store, args: LeaseArgs) -> Result<Lease, Failure> {
     let configured = store.settings.lease;
     let lease = match (args.ttl, args.transition) {
@@ -153,11 +161,13 @@ pub(crate) fn lease_of(store: &Store, args: LeaseArgs) -> Result<Lease, Failure>
     })
 }
 
+/// Starts to handle signals.
 pub(crate) fn listen() -> Result<Signals, Failure> {
     Signals::listen()
         .map_err(|error| Failure::new(code::UNAVAILABLE, format!("cannot handle signals: {error}")))
 }
 
-pub(crate) fn no_process(error: &std::io::Error) -> Failure {
+/// Returns the failure for a process that cannot be started.
+pub(crate) fn start_failure(error: &std::io::Error) -> Failure {
     Failure::new(code::NOT_EXECUTABLE, format!("cannot start a process: {error}"))
 }

@@ -26,8 +26,9 @@ pub(crate) async fn schedule(store: &Store, args: &ScheduleArgs) -> Outcome {
     let command: Arc<[OsString]> = args.service.command.clone().into();
     let scheduler = store.simba.scheduler(args.mutex.as_str()).with_lease(lease);
     let begun = Arc::clone(&runs);
-    let job = scheduler
-        .start(when(args)?, move |tenure| once(Arc::clone(&command), tenure, lease, Runs::begin(&begun)))?;
+    let job = scheduler.start(schedule_of(args)?, move |tenure| {
+        run_once(Arc::clone(&command), tenure, lease, Runs::begin(&begun))
+    })?;
     let job = Arc::new(job);
     if let Some(address) = args.service.metrics {
         let leader = Arc::clone(&job);
@@ -65,7 +66,7 @@ impl Runs {
         Self { state: watch::Sender::new(State::default()), relay: signals::relay() }
     }
 
-    /// Starts a run, unless no more are to be started.
+    /// Starts a run. Returns `None` after a termination signal.
     fn begin(runs: &Arc<Self>) -> Option<Run> {
         // Subscribe before the state is read, so that a signal after it reaches the run.
         let signals = Signals::of(&runs.relay);
@@ -101,7 +102,8 @@ impl Drop for Run {
     }
 }
 
-fn when(args: &ScheduleArgs) -> Result<Schedule, Failure> {
+/// Returns the schedule of the arguments.
+fn schedule_of(args: &ScheduleArgs) -> Result<Schedule, Failure> {
     let schedule = match (args.every, args.delay, &args.cron) {
         (Some(every), ..) => Schedule::fixed_rate(every)?,
         (_, Some(delay), _) => Schedule::fixed_delay(delay)?,
@@ -113,30 +115,24 @@ fn when(args: &ScheduleArgs) -> Result<Schedule, Failure> {
     })
 }
 
-/// Runs the command once.
-async fn once(
+/// Runs the command once. Without a `run`, waits for the end of the tenure.
+async fn run_once(
     command: Arc<[OsString]>,
     tenure: Tenure,
     lease: Lease,
     run: Option<Run>,
 ) -> Result<(), String> {
     let Some(mut run) = run else {
-        // The schedule is about to be stopped, which ends the tenure.
+        // A termination signal has arrived: the schedule stops as soon as the active run has ended.
         tenure.expiring().await;
         return Ok(());
     };
     run.ended = Job::new(&command, &tenure, lease).run_or_exit(&mut run.signals).await;
     run.held = tenure.is_held();
-    let mutex = tenure.mutex();
+    // The scheduler logs the error.
     match &run.ended {
         Ok(Ended::Code(0)) => Ok(()),
-        Ok(ended) => {
-            tracing::warn!(%mutex, ?ended, "the command failed");
-            Err(format!("the command failed: {ended:?}"))
-        }
-        Err(error) => {
-            tracing::error!(%mutex, %error, "the command was not started");
-            Err(error.to_string())
-        }
+        Ok(ended) => Err(format!("the command failed: {ended}")),
+        Err(error) => Err(format!("the command was not started: {error}")),
     }
 }

@@ -1,6 +1,7 @@
 //! Runs a command under a tenure, from its start until none of its processes is left.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -8,11 +9,11 @@ use rustix::process::{Pid, Signal};
 use simba_mutex::clock::Clock as _;
 use simba_mutex::{Lease, Moment, SystemClock, Tenure};
 
-use crate::failure::{code, print_error};
+use crate::failure::exit_with_leftover_processes;
 use crate::guard::handle::GuardHandle;
 use crate::guard::protocol::{Order, Report};
 use crate::guard::tree::own_group;
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use crate::terminal::Terminal;
 
 /// How a command ended.
@@ -28,6 +29,18 @@ pub(crate) enum Ended {
     Unguarded,
     /// Processes are left that cannot be killed: the mutex must not be freed.
     Unclean,
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "it exited with {code}"),
+            Self::Signal(signal) => write!(f, "it was ended by {}", signals::name(*signal)),
+            Self::Lost => f.write_str("the mutex was lost"),
+            Self::Unguarded => f.write_str("its guard was killed or hangs"),
+            Self::Unclean => f.write_str("it left processes that cannot be killed"),
+        }
+    }
 }
 
 /// Time limit for the guard's kill once the mutex is lost.
@@ -74,8 +87,8 @@ impl<'a> Job<'a> {
     }
 
     /// Shortens the grace period for a tenure with a maximum hold.
-    pub(crate) fn with_max_hold(mut self, most: Option<Duration>) -> Self {
-        self.grace = most.map_or(self.grace, |most| self.grace.min(most / 4));
+    pub(crate) fn with_max_hold(mut self, max_hold: Option<Duration>) -> Self {
+        self.grace = max_hold.map_or(self.grace, |max_hold| self.grace.min(max_hold / 4));
         self
     }
 
@@ -140,8 +153,7 @@ impl<'a> Job<'a> {
     pub(crate) async fn run_or_exit(&self, signals: &mut Signals) -> io::Result<Ended> {
         let ended = self.run(signals).await?;
         if ended == Ended::Unclean {
-            print_error("the command left unkillable processes: the mutex is held until its lease ends");
-            std::process::exit(code::LOST.into());
+            exit_with_leftover_processes();
         }
         Ok(ended)
     }

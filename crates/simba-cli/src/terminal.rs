@@ -71,7 +71,7 @@ impl Terminal {
         if self.tty.is_none() || is_orphaned() {
             return false;
         }
-        // The whole job, as if the key had been pressed for it.
+        // Stop the whole job, as the suspend key does.
         own_group().is_some_and(|group| kill_process_group(group, Signal::TSTP).is_ok())
     }
 }

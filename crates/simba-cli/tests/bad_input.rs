@@ -40,7 +40,7 @@ fn unwritable_stderr_does_not_change_the_exit_code() {
     }
 }
 
-/// A file system of its own without free space.
+/// A separate file system without free space.
 struct Full {
     world: World,
 }

@@ -160,18 +160,11 @@ fn every_signal_is_passed_on() {
 #[test]
 fn waiters_acquire_in_fifo_order() {
     let world = World::new();
-    let holder = world.spawn(&[
-        "run",
-        "m",
-        "--",
-        "sh",
-        "-c",
-        "echo held > held; while [ ! -e go ]; do sleep 0.01; done",
-    ]);
+    let holder = world.spawn_script("echo held > held; while [ ! -e go ]; do sleep 0.01; done");
     line(&world.path("held"));
     let mut waiters = Vec::new();
     for number in 1..=3 {
-        waiters.push(world.spawn(&["run", "m", "--", "sh", "-c", &format!("echo {number} >> order")]));
+        waiters.push(world.spawn_script(&format!("echo {number} >> order")));
         world.until_waiting("m", number);
     }
     fs::write(world.path("go"), "").unwrap();
@@ -225,9 +218,9 @@ fn processes_left_behind_are_killed_before_the_mutex_is_released() {
     let world = World::new();
     let script = "setsid sh -c 'trap \"\" TERM HUP; while :; do echo $SIMBA_FENCING_TOKEN >> beats; sleep 0.005; done' & \
                   while [ ! -e go ]; do sleep 0.01; done; exit 4";
-    let mut first = world.spawn(&["run", "m", "--", "sh", "-c", script]);
+    let mut first = world.spawn_script(script);
     world.beat_after(0);
-    let next = world.spawn(&["run", "m", "--", "sh", "-c", "echo $SIMBA_FENCING_TOKEN >> beats"]);
+    let next = world.spawn_script("echo $SIMBA_FENCING_TOKEN >> beats");
     world.until_waiting("m", 1);
     fs::write(world.path("go"), "").unwrap();
     assert_eq!(first.status().code(), Some(4));
@@ -241,7 +234,7 @@ fn term_to_all_processes_lets_the_command_end_gracefully() {
     let world = World::new();
     let script =
         "trap 'sleep 0.3; echo orderly > end; exit 0' TERM; echo up > up; while :; do sleep 0.01; done";
-    let running = world.spawn(&["run", "m", "--", "sh", "-c", script]);
+    let running = world.spawn_script(script);
     line(&world.path("up"));
     for pid in running.processes() {
         send(pid, Signal::TERM);

@@ -131,6 +131,17 @@ fn wrong_usage_exits_with_2() {
 }
 
 #[test]
+fn command_without_separator_exits_with_2_and_the_error_shows_it() {
+    let world = World::new();
+    for args in [&["run", "m", "true"][..], &["lead", "m", "true", "--quiet"], &["run", "m", "--quiet"]] {
+        let refused = world.run(args).expect(2);
+        assert!(refused.err.contains("put `--` before the command"), "{refused:?}");
+    }
+    let refused = world.run(&["run", "--nonsense", "m", "--", "true"]).expect(2);
+    assert!(refused.err.contains("'--nonsense'") && refused.err.contains("see --help"), "{refused:?}");
+}
+
+#[test]
 fn unknown_scheme_lists_the_known_ones() {
     let world = World::new();
     let mut command = world.bare();

@@ -193,14 +193,7 @@ fn unread_reports_do_not_delay_the_kill() {
 #[test]
 fn orphans_of_the_command_become_children_of_the_guard() {
     let world = World::new();
-    let running = world.spawn(&[
-        "run",
-        "m",
-        "--",
-        "sh",
-        "-c",
-        "(sleep 1000 & echo $! > orphan); echo up > up; exec sleep 1000",
-    ]);
+    let running = world.spawn_script("(sleep 1000 & echo $! > orphan); echo up > up; exec sleep 1000");
     line(&world.path("up"));
     let orphan: i32 = line(&world.path("orphan")).parse().unwrap();
     let guard = running.guard();

@@ -57,7 +57,7 @@ fn terminated_leader_waits_for_its_command_and_notifies_the_next() {
     world.run(&["run", "-n", "m", "--", "true"]).expect(0);
 }
 
-/// Continues for longer than the lease after TERM.
+/// A script that continues for longer than the lease after TERM.
 const DRAIN: &str = "trap 'n=0; while [ $n -lt 160 ]; do n=$((n+1)); echo $SIMBA_FENCING_TOKEN >> beats; \
                      sleep 0.05; done; echo drained > drained; exit 0' TERM; \
                      while :; do echo $SIMBA_FENCING_TOKEN >> beats; sleep 0.01; done";

@@ -46,7 +46,7 @@ const ALL: [Field; 6] = [
     ("token", Kind::CountOrNull),
 ];
 
-/// The other fields of `status --json` and `ls --json`.
+/// The additional fields of `status --json` and `ls --json`.
 const STATUS: [Field; 4] = [
     ("acquired_at", Kind::TimeOrNull),
     ("expires_in_ms", Kind::CountOrNull),
@@ -54,7 +54,7 @@ const STATUS: [Field; 4] = [
     ("waiters", Kind::CountOrNull),
 ];
 
-/// The other field of a line of `watch --json`.
+/// The additional field of a line of `watch --json`.
 const WATCH: [Field; 1] = [("at", Kind::TimeOrNull)];
 
 /// Checks that an object has exactly the fields of every record and these.

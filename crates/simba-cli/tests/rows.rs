@@ -78,7 +78,7 @@ fn row_70(world: World, mutex: &str) {
     pair.world.assert_no_overlap();
 }
 
-/// At the deadline: `simba` is stopped, so the lease is not renewed.
+/// Kills the tree at the deadline: `simba` is stopped, so the lease is not renewed.
 fn row_71_deadline(world: World, mutex: &str) {
     let mut pair = Pair::start_under(&LEASE, world, mutex, &hard_to_kill("while :; do sleep 1; done"));
     until_true("complete process tree", || pair.world.beats().len() > 60);
@@ -88,7 +88,7 @@ fn row_71_deadline(world: World, mutex: &str) {
     assert_eq!(pair.first.status().code(), Some(75), "{}", pair.first.err());
 }
 
-/// After a normal end: the command has ended, its children have not.
+/// Kills the tree after a normal end: the command has ended, its children have not.
 fn row_71_end(world: World, mutex: &str) {
     let mut pair = Pair::start(world, mutex, &hard_to_kill("while [ ! -e go ]; do sleep 0.01; done; exit 5"));
     fs::write(pair.world.path("go"), "").unwrap();

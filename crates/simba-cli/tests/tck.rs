@@ -18,7 +18,7 @@ fn every_case_is_printed_and_counted() {
     World::new().run(&["tck", "nonsense"]).expect(2);
 }
 
-/// A program that is given a URL cannot restart the store.
+/// The case needs a restart of the store, which the command cannot do.
 #[test]
 fn skipped_cases_are_not_counted_as_kept() {
     const RESTART: &str = "faults::a_restart_of_the_store_is_survived";

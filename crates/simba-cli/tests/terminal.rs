@@ -101,7 +101,7 @@ fn background_command_does_not_get_the_terminal() {
     assert_eq!(pty.foreground(), shell_group);
 }
 
-/// Otherwise it would be stopped repeatedly in a busy loop.
+/// `simba` must not resume the command while it is in the background: it would stop again at once, in a busy loop.
 #[test]
 fn background_command_that_reads_stays_stopped_until_foregrounded() {
     let world = World::new();
@@ -196,7 +196,7 @@ fn closed_terminal_ends_the_command() {
     until_true("free mutex", || world.run(&["run", "-n", "m", "--", "true"]).code() == 0);
 }
 
-/// There is no shell that could resume it.
+/// Without a shell, nothing could resume a stopped command.
 #[test]
 fn suspend_key_has_no_effect_without_a_shell() {
     let world = World::new();

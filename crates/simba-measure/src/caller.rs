@@ -9,7 +9,7 @@ use simba_core::{Clock, ContenderId, FencingToken, Guard, Lease, Locker, Moment,
 /// Acquires and releases one mutex repeatedly.
 #[async_trait]
 pub trait Caller: Send {
-    /// Acquires and releases the uncontended mutex `count` times, as fast as possible.
+    /// Runs `count` uncontended lock/unlock cycles as fast as possible.
     async fn pairs(&mut self, count: u32) -> Result<()>;
 
     /// Waits for the mutex. Returns the end of the hand-over: when the call of Simba returned, or when a raw caller was

@@ -17,7 +17,7 @@ use crate::target::{Peer, Target};
 /// The limit for all waiters together to join the queue.
 const QUEUE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Measures hand-overs with one waiter and with many. The floor is a raw wakeup of one waiter.
+/// Measures hand-overs with one waiter and with many. The floor is a raw wake-up of one waiter.
 ///
 /// # Errors
 ///
@@ -29,7 +29,7 @@ pub async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
     let runner =
         Runner { simba: simba.clone(), backend, hold: target.requeue(), samples: target.samples(samples) };
     let mut times = Times::default();
-    // Alternate, so that other load on the machine affects all.
+    // Alternate the measurements, so that other load on the machine affects all of them.
     for round in 0..rounds {
         times.round(target, &runner, round).await?;
     }
@@ -51,7 +51,7 @@ impl Times {
         if target.raw_waits() {
             let (raw, backend) = (target.mutex("raw", round)?, &runner.backend);
             let pair = vec![target.raw(backend, raw.clone()).await?, target.raw(backend, raw.clone()).await?];
-            // Zero waiters: the backend does not see raw ones.
+            // Do not wait for queued waiters: the backend does not report raw ones.
             self.floor.extend(runner.run(&raw, pair, 0).await?);
         }
         if let Some(peer) = target.peer(runner.samples).await? {

@@ -41,7 +41,7 @@ impl Held {
     ///
     /// The errors of the store.
     pub async fn take(target: &dyn Target, simba: &Simba, count: usize) -> Result<Self> {
-        // Allocate what the process needs only once before the measurement starts.
+        // Allocate what a process allocates only once before the measurement starts.
         simba.locker(target.mutex("first", 0)?).lock().await?.release().await?;
         let mut guards = Vec::with_capacity(count);
         let before = resident()?;
@@ -94,7 +94,8 @@ impl Held {
         while releases.join_next().await.is_some() {}
     }
 
-    /// Forgets the guards without a release, for a process that ends now. The mutexes stay held until their leases end.
+    /// Forgets the guards without a release, for a process that is about to exit. The mutexes stay held
+    /// until their leases end.
     pub fn abandon(self) {
         self.guards.into_iter().for_each(std::mem::forget);
     }

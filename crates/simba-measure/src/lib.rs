@@ -1,5 +1,5 @@
-//! Measures Simba on a store: uncontended pairs of lock and release, hand-over, many held mutexes. Each figure is
-//! compared with a floor where there is one.
+//! Measures Simba on a store: uncontended lock/unlock cycles, hand-over, many held mutexes. Compares each figure with
+//! a floor where there is one.
 //!
 //! `simba bench` measures the store of a user. The benchmarks of this project measure the same and compare it with
 //! the raw client of every store. A [`Target`] is what is measured, a [`Row`] is a result. No measurement passes or

@@ -1,4 +1,4 @@
-//! The rate of uncontended pairs of lock and release.
+//! The rate of uncontended lock/unlock cycles. The report calls a cycle a pair.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::report::{Row, Unit};
 use crate::stats::median;
 use crate::target::Target;
 
-/// The number of pairs between two reads of the clock.
+/// The number of lock/unlock cycles between two reads of the clock.
 const BATCH: u32 = 16;
 
-/// Measures the pairs per second of one task and of many, each on its own mutex.
+/// Measures the lock/unlock cycles per second of one task and of many, each on its own mutex.
 ///
 /// # Errors
 ///
@@ -51,7 +51,7 @@ pub async fn measure(target: &dyn Target, effort: Effort) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Measures the pairs per second of all callers together. Returns the callers with the rate.
+/// Measures the lock/unlock cycles per second of all callers together. Returns the callers with the rate.
 async fn rate(callers: Vec<Box<dyn Caller>>, length: Duration) -> Result<(Vec<Box<dyn Caller>>, f64)> {
     let start = SystemClock.now();
     let end = start + length;

@@ -25,7 +25,7 @@ pub trait Target: fmt::Debug + Sync {
         Ok(Box::new(SessionCaller::new(Arc::clone(backend), mutex)))
     }
 
-    /// Returns whether a raw caller can wait for a wakeup. If not, a hand-over has no floor.
+    /// Returns whether a raw caller can wait for a wake-up. If not, a hand-over has no floor.
     fn raw_waits(&self) -> bool {
         true
     }
@@ -35,7 +35,7 @@ pub trait Target: fmt::Debug + Sync {
         ""
     }
 
-    /// Returns a handle on the store. An implementation can keep a clone, to shut it down before the measurement ends.
+    /// Returns a handle on the store. An implementation can keep a clone, to shut the handle down early.
     fn handle(&self, backend: &Arc<dyn Backend>) -> Simba {
         Simba::builder(Arc::clone(backend)).build()
     }
@@ -64,7 +64,7 @@ pub trait Target: fmt::Debug + Sync {
         requested
     }
 
-    /// Measures the given number of hand-overs of a peer on the same store. Returns none if there is no peer.
+    /// Measures the given number of hand-overs of a peer on the same store. Returns `None` if there is no peer.
     ///
     /// # Errors
     ///

@@ -53,7 +53,7 @@ pub async fn connect(url: &str) -> Result<Simba> {
 ///
 /// As [`connect`].
 pub async fn backend(url: &ConnectUrl) -> Result<Arc<dyn Backend>> {
-    // The feature of the scheme selects the store. A store that is not built in has no arm.
+    // The feature of the scheme selects the store. A store that this build does not include has no arm.
     let store = SCHEMES.iter().find(|(scheme, _)| *scheme == url.scheme()).map(|(_, feature)| *feature);
     Ok(match store {
         Some("") => Arc::new(MemoryBackend::new()),
@@ -94,11 +94,11 @@ pub async fn backend(url: &ConnectUrl) -> Result<Arc<dyn Backend>> {
 fn unknown(scheme: &str) -> Error {
     let message = match SCHEMES.iter().find(|(known, _)| *known == scheme) {
         Some((_, feature)) => {
-            format!("`{scheme}:` is not built in: turn on the feature `{feature}` of simba-mutex")
+            format!("this build does not support `{scheme}:`: enable the feature `{feature}` of simba-mutex")
         }
         None => {
             let known = SCHEMES.map(|(known, _)| known).join(", ");
-            format!("there is no store `{scheme}:`; the stores are {known}")
+            format!("unknown scheme `{scheme}:`; the schemes are {known}")
         }
     };
     Error::new(ErrorKind::Invalid, message)

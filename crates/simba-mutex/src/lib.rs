@@ -125,7 +125,7 @@
 //! | `memory:` | | always | in the core: one process |
 //! | `sqlite:PATH` | `sqlite` | yes | `simba-sqlite`: the processes of one host, no server |
 //! | `mysql://`, `mariadb://` | `mysql` | no | `simba-mysql`: the table of JVM Simba |
-//! | `postgres://` | `postgres` | no | `simba-postgres`: with wakeups by NOTIFY |
+//! | `postgres://` | `postgres` | no | `simba-postgres`: with wake-ups by NOTIFY |
 //! | `redis://`, `rediss://`, `redis+sentinel://`, `redis+cluster://` | `redis` | no | `simba-redis`: the keys of JVM Simba |
 //! | `zookeeper://` | `zookeeper` | no | `simba-zookeeper`: the nodes of Curator's `LeaderLatch` |
 //! | `etcd://`, `etcds://` | `etcd` | no | `simba-etcd`: the keys of `etcdctl lock` |

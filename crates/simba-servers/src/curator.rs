@@ -1,4 +1,4 @@
-//! The location of Curator, for contenders that use it.
+//! Finds Curator, for contenders that use it.
 
 use std::path::Path;
 

@@ -8,16 +8,16 @@ use rustix::fs::statvfs;
 
 /// A file system in memory.
 const MEMORY: &str = "/dev/shm";
-/// Far more than all servers of the tests write.
+/// The free space that is required: the servers of the tests write less.
 const MIN_SPACE: u64 = 4 << 30;
 
 static ON_DISK: AtomicBool = AtomicBool::new(false);
 
 /// Makes servers that are started from now on keep their data on disk.
 ///
-/// By default they keep it in memory if there is space: the disk of a crowded host may block for seconds, which says
-/// nothing about a store. Killed servers keep their data, as on a disk; power failures are not tested. A benchmark
-/// includes the disk.
+/// By default they keep it in memory if there is space: the disk of a busy host may block for seconds, which is not a
+/// fault of the store. Killed servers keep their data, as on a disk; power failures are not tested. Benchmarks use the
+/// disk.
 pub fn keep_data_on_disk() {
     ON_DISK.store(true, Ordering::Relaxed);
 }

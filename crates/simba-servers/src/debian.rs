@@ -52,11 +52,11 @@ pub(crate) fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
     run(install, &missing).context("cannot install the servers")
 }
 
-/// Runs an apt command. The package may start a service of its own, on another port than ours.
+/// Runs an apt command. The package may start a service, which listens on another port than ours.
 fn run(line: &str, packages: &[&str]) -> Result<()> {
     let mut words = line.split_whitespace();
     let mut command = Command::new(words.next().unwrap_or_default());
-    // Our stdout is evaluated by a shell.
+    // Not to stdout, which a shell evaluates.
     command.args(words).args(packages).env("DEBIAN_FRONTEND", "noninteractive").stdout(io::stderr());
     let status = command.status().with_context(|| format!("cannot start `{line}`"))?;
     ensure!(status.success(), "`{line} {}` ended with {status}", packages.join(" "));

@@ -26,7 +26,7 @@ impl SmallDisk {
     ///
     /// # Errors
     ///
-    /// This user must not mount; the error says which user may.
+    /// This user must not mount; the error says to run as root.
     pub fn mount(at: &Path, mebibytes: u32) -> Result<Self> {
         let size = format!("size={mebibytes}m,mode=0755");
         let mut command = Command::new("mount");

@@ -27,17 +27,17 @@ impl Login {
     }
 
     /// Makes the command run as this user.
-    pub(crate) fn run(self, command: &mut Command) {
+    pub(crate) fn apply_to(self, command: &mut Command) {
         command.uid(self.uid).gid(self.gid);
     }
 
-    /// Gives the user a directory and its content.
-    pub(crate) fn own(self, path: &Path) -> Result<()> {
+    /// Makes the user the owner of a directory and its content.
+    pub(crate) fn chown(self, path: &Path) -> Result<()> {
         chown(path, Some(self.uid), Some(self.gid))
             .with_context(|| format!("cannot change the owner of {}", path.display()))?;
         if path.is_dir() {
             for entry in fs::read_dir(path)? {
-                self.own(&entry?.path())?;
+                self.chown(&entry?.path())?;
             }
         }
         Ok(())

@@ -33,14 +33,16 @@ impl Record {
     ///
     /// # Errors
     ///
-    /// The file is no valid record; the error contains its path.
+    /// The file is not a valid record; the error contains its path.
     pub fn load(state: &Path, name: &str) -> Result<Option<Self>> {
         let path = file(state, name);
         let text = match fs::read_to_string(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             text => text.with_context(|| format!("cannot read {}", path.display()))?,
         };
-        Self::parse(&text).with_context(|| format!("bad record in {}: remove it", path.display())).map(Some)
+        Self::parse(&text)
+            .with_context(|| format!("invalid record in {}: remove the file", path.display()))
+            .map(Some)
     }
 
     /// Writes the record for [`load`](Self::load).
@@ -81,7 +83,7 @@ impl Record {
     #[must_use]
     pub fn is_alive(&self) -> bool {
         let works_in = fs::read_link(format!("/proc/{}/cwd", self.pid)).unwrap_or_default();
-        // The kernel adds a remark to the name of a directory that was removed.
+        // The kernel adds ` (deleted)` to the path of a directory that was removed.
         works_in.to_string_lossy().starts_with(&*self.dir.to_string_lossy())
     }
 

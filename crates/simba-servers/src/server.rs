@@ -143,7 +143,7 @@ impl Server {
         let output = File::options().create(true).append(true).open(&log)?;
         let mut command = (self.setup.kind.command)(&self.instance)?;
         command.args(&self.setup.args).envs(self.setup.env.iter().map(|(name, value)| (name, value)));
-        // A process group of its own, so that an interrupt from the keyboard does not reach the server.
+        // A separate process group, so that an interrupt from the keyboard does not reach the server.
         command.current_dir(&self.instance.dir).process_group(0);
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         self.child = Some(command.spawn().context("cannot be started")?);

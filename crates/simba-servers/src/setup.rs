@@ -207,7 +207,7 @@ impl Setup {
             }
         }
         if let Some(login) = instance.login {
-            login.own(&instance.dir)?;
+            login.chown(&instance.dir)?;
         }
         (self.kind.prepare)(instance)
     }

@@ -11,15 +11,16 @@ use crate::node::Context;
 use crate::plan::Role;
 use crate::world::MUTEX;
 
+/// Contends in the role, round after round, until the process is killed.
 pub(crate) async fn act(context: Context, role: Role, mut random: Rng) {
     for round in 0u32.. {
         let who = format!("{}/{round}", context.name);
         match role {
             Role::Leader => lead(&context, &who, &mut random).await,
             Role::Locker => lock(&context, &who, &mut random).await,
-            Role::Impatient => try_with_limits(&context, &who, &mut random).await,
+            Role::TimeLimited => try_with_limits(&context, &who, &mut random).await,
             Role::Scheduler => schedule(&context, &who, &mut random).await,
-            Role::Callback => call_back(&context, &who, &mut random).await,
+            Role::Callback => lead_with_callbacks(&context, &who, &mut random).await,
         }
         context.sleep(ms(&mut random, 1, 200)).await;
     }
@@ -42,7 +43,7 @@ async fn lead(context: &Context, who: &str, random: &mut Rng) {
     let end = ms(random, 100, 8_000);
     let work = async {
         while let Ok(tenure) = contention.acquired().await {
-            context.hold(who, &tenure);
+            context.record_tenure(who, &tenure);
             let plan = Work::plan(random);
             let steps_down = plan.ignores_expiring && plan.length < Duration::from_millis(300);
             let _ = plan.under(context, who, &tenure).await;
@@ -58,14 +59,15 @@ async fn lead(context: &Context, who: &str, random: &mut Rng) {
         () = work => {}
         () = context.sleep(end) => {}
     }
-    // The work above is dropped by now; the stop waits for other work.
+    // The future `work` is dropped by now. The stop waits for work under the tenure.
     let _ = contention.stop().await;
 }
 
-/// Leads through callbacks: works from one to the other, and takes some time to stop.
-async fn call_back(context: &Context, who: &str, random: &mut Rng) {
-    let caller = Caller { context: context.clone(), who: who.to_owned(), slow: ms(random, 0, 150) };
-    let contention = context.simba.contend(MUTEX).with_contender(caller);
+/// Leads through callbacks: works from `on_acquired` to `on_released`, and takes some time to stop.
+async fn lead_with_callbacks(context: &Context, who: &str, random: &mut Rng) {
+    let worker =
+        CallbackWorker { context: context.clone(), who: who.to_owned(), stop_time: ms(random, 0, 150) };
+    let contention = context.simba.contend(MUTEX).with_contender(worker);
     if contention.start().is_err() {
         return;
     }
@@ -73,25 +75,25 @@ async fn call_back(context: &Context, who: &str, random: &mut Rng) {
     let _ = contention.stop().await;
 }
 
-struct Caller {
+struct CallbackWorker {
     context: Context,
     who: String,
-    slow: Duration,
+    stop_time: Duration,
 }
 
-impl Contender for Caller {
+impl Contender for CallbackWorker {
     async fn on_acquired(&mut self, tenure: &Tenure, _: &MutexState) {
-        self.context.hold(&self.who, tenure);
+        self.context.record_tenure(&self.who, tenure);
         self.context.record(&self.who, What::WorkStarted { token: tenure.token() });
     }
 
-    /// A graceful end waits for this, until the deadline; a loss does not.
+    /// Delays a graceful end, at most until the deadline. A loss is not delayed.
     async fn on_released(&mut self, tenure: &Tenure, _: &MutexState) {
         if matches!(tenure.loss(), None | Some(Loss::Released | Loss::SteppedDown)) {
             let clock = &self.context.clock;
             // Timers may be a millisecond late.
             let end = tenure.deadline().saturating_sub(Duration::from_millis(5));
-            clock.sleep_until((clock.now() + self.slow).min(end)).await;
+            clock.sleep_until((clock.now() + self.stop_time).min(end)).await;
         }
         self.context.record(&self.who, What::WorkEnded);
     }
@@ -124,7 +126,7 @@ async fn try_with_limits(context: &Context, who: &str, random: &mut Rng) {
 }
 
 async fn use_guard(context: &Context, who: &str, guard: Guard, random: &mut Rng) {
-    context.hold(who, &guard.tenure());
+    context.record_tenure(who, &guard.tenure());
     let _ = Work::plan(random).under(context, who, &guard.tenure()).await;
     match random.u8(..4) {
         0 => drop(guard),
@@ -148,7 +150,7 @@ async fn schedule(context: &Context, who: &str, random: &mut Rng) {
     let job = move |tenure: Tenure| {
         let (context, who) = (job_context.clone(), name.clone());
         async move {
-            context.hold(&who, &tenure);
+            context.record_tenure(&who, &tenure);
             context.record(&who, What::Tick { token: tenure.token(), period });
             let _work = RecordedWork::start(&context, &who, &tenure);
             context.sleep(length).await;
@@ -158,7 +160,7 @@ async fn schedule(context: &Context, who: &str, random: &mut Rng) {
     let Ok(job) = context.simba.scheduler(MUTEX).start(every, job) else { return };
     let watch = async {
         while let Ok(tenure) = job.acquired().await {
-            context.hold(who, &tenure);
+            context.record_tenure(who, &tenure);
             tenure.lost().await;
             context.sleep(Duration::from_millis(1)).await;
         }

@@ -33,7 +33,7 @@ fn arguments() -> Result<(u64, u64), String> {
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or(format!("`{name}` needs a number"))?;
-        let value = value.parse().map_err(|_| format!("`{value}` is no number"))?;
+        let value = value.parse().map_err(|_| format!("`{value}` is not a number"))?;
         match name.as_str() {
             "--seeds" => seeds = value,
             "--from" => from = value,
@@ -58,7 +58,7 @@ fn sweep(from: u64, seeds: u64) -> ExitCode {
     let next = AtomicU64::new(from);
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let work = || worker(&next, from + seeds);
-    let mut found = Found::default();
+    let mut found = WorkerResult::default();
     let panicked_workers = thread::scope(|scope| {
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
         let ended: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
@@ -66,7 +66,7 @@ fn sweep(from: u64, seeds: u64) -> ExitCode {
         ended.into_iter().flatten().for_each(|part| found.add(part));
         count
     });
-    let Found { mut broken, panicked, tenures } = found;
+    let WorkerResult { mut broken, panicked, tenures } = found;
     let ran = next.load(Ordering::Relaxed).min(from + seeds) - from;
     println!("{ran} seeds, {tenures} tenures, {:.1} s", begin.elapsed().as_secs_f64());
     broken.sort_by_key(|outcome: &Outcome| outcome.plan.seed);
@@ -85,15 +85,15 @@ fn sweep(from: u64, seeds: u64) -> ExitCode {
     ExitCode::from(u8::from(!broken.is_empty() || !panicked.is_empty() || panicked_workers > 0))
 }
 
-/// The results of a worker.
+/// What one worker found in its seeds.
 #[derive(Default)]
-struct Found {
+struct WorkerResult {
     broken: Vec<Outcome>,
     panicked: Vec<u64>,
     tenures: usize,
 }
 
-impl Found {
+impl WorkerResult {
     fn add(&mut self, other: Self) {
         self.broken.extend(other.broken);
         self.panicked.extend(other.panicked);
@@ -102,12 +102,12 @@ impl Found {
 }
 
 thread_local! {
-    /// Whether any task on this thread panicked, also one whose panic the runtime catches.
+    /// Whether any task on this thread panicked, including a task whose panic the runtime catches.
     static PANICKED: Cell<bool> = const { Cell::new(false) };
 }
 
-fn worker(next: &AtomicU64, end: u64) -> Found {
-    let mut found = Found::default();
+fn worker(next: &AtomicU64, end: u64) -> WorkerResult {
+    let mut found = WorkerResult::default();
     loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
         if seed >= end || found.broken.len() + found.panicked.len() >= MAX_BROKEN {

@@ -12,7 +12,7 @@ use simba_core::{
 use simba_tck::{Call, FaultyBackend, History, Leg, Passage, SkewedClock, Weather, What};
 
 use crate::actor;
-use crate::plan::{Climate, NodePlan};
+use crate::plan::{FaultRates, NodePlan};
 
 /// The state that all processes share.
 #[derive(Clone, Debug)]
@@ -55,8 +55,9 @@ impl Node {
         Self { name, plan, shared, random, restarts: 0, process }
     }
 
-    pub(crate) fn set_climate(&self, climate: Climate) {
-        *self.process.network.climate.lock().unwrap_or_else(PoisonError::into_inner) = climate;
+    /// Sets the faults of the network of the process.
+    pub(crate) fn set_fault_rates(&self, fault_rates: FaultRates) {
+        *self.process.network.fault_rates.lock().unwrap_or_else(PoisonError::into_inner) = fault_rates;
     }
 
     /// Pauses the process: its time continues, but no sleep completes and no message reaches it.
@@ -106,7 +107,7 @@ impl Process {
         let clock = SkewedClock::with_rate(shared.clock.clone(), plan.rate);
         let network = Arc::new(ProcessNetwork {
             random: Mutex::new(random.fork()),
-            climate: Mutex::new(Climate::CALM),
+            fault_rates: Mutex::new(FaultRates::NONE),
             dead: AtomicBool::new(false),
             loses_all_hints: shared.loses_all_hints,
         });
@@ -124,7 +125,7 @@ impl Process {
             clock,
             simba,
             holds: Arc::default(),
-            newest: Arc::default(),
+            last_token: Arc::default(),
         };
         tokio::spawn(actor::act(context.clone(), plan.role, random.fork()));
         Self { context, network }
@@ -141,7 +142,7 @@ pub(crate) struct Context {
     /// Tenures whose end is not recorded yet.
     holds: Arc<Mutex<Vec<(String, Tenure)>>>,
     /// The token of the last recorded tenure.
-    newest: Arc<Mutex<Option<FencingToken>>>,
+    last_token: Arc<Mutex<Option<FencingToken>>>,
 }
 
 impl Context {
@@ -153,10 +154,10 @@ impl Context {
         self.clock.sleep_until(self.clock.now() + duration).await;
     }
 
-    /// Records the start of the tenure, once, and later its end.
-    pub(crate) fn hold(&self, who: &str, tenure: &Tenure) {
+    /// Records the start of the tenure, once. A task records its end.
+    pub(crate) fn record_tenure(&self, who: &str, tenure: &Tenure) {
         let token = Some(tenure.token());
-        if self.newest.lock().unwrap_or_else(PoisonError::into_inner).replace(tenure.token()) == token {
+        if self.last_token.lock().unwrap_or_else(PoisonError::into_inner).replace(tenure.token()) == token {
             return;
         }
         self.record_ended();
@@ -192,7 +193,7 @@ impl Context {
     fn record_loss(&self, who: &str, tenure: &Tenure, loss: Loss) {
         let now = self.shared.now();
         let deadline = self.clock.on_base(tenure.deadline()) - Moment::ZERO;
-        // Any other loss than that of the deadline came before it.
+        // A loss for any other reason came before the deadline.
         let valid_until = if loss == Loss::Deadline { deadline } else { now };
         self.record(who, What::Lost { loss, valid_until });
     }
@@ -215,25 +216,26 @@ impl Context {
 #[derive(Debug)]
 struct ProcessNetwork {
     random: Mutex<Rng>,
-    climate: Mutex<Climate>,
+    fault_rates: Mutex<FaultRates>,
     dead: AtomicBool,
     loses_all_hints: bool,
 }
 
 impl Weather for ProcessNetwork {
     fn passage(&self, call: Call) -> Passage {
-        let climate = *self.climate.lock().unwrap_or_else(PoisonError::into_inner);
+        let fault_rates = *self.fault_rates.lock().unwrap_or_else(PoisonError::into_inner);
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
         if self.dead.load(Ordering::Relaxed) {
             return Passage::HANG;
         }
         if call == Call::Hint {
-            let lost = self.loses_all_hints || random.f64() < climate.lose_hint;
-            let request = if lost { Leg::Lose } else { leg(&mut random, &climate) };
+            let lost = self.loses_all_hints || random.f64() < fault_rates.lose_hint;
+            let request = if lost { Leg::Lose } else { leg(&mut random, &fault_rates) };
             return Passage { request, reply: Leg::Pass };
         }
-        let mut passage = Passage { request: leg(&mut random, &climate), reply: leg(&mut random, &climate) };
-        if random.f64() < climate.fail {
+        let mut passage =
+            Passage { request: leg(&mut random, &fault_rates), reply: leg(&mut random, &fault_rates) };
+        if random.f64() < fault_rates.fail {
             let end = if random.bool() { &mut passage.request } else { &mut passage.reply };
             *end = Leg::Fail(if random.u8(..8) == 0 { ErrorKind::Denied } else { ErrorKind::Unavailable });
         }
@@ -241,15 +243,15 @@ impl Weather for ProcessNetwork {
     }
 
     fn forged_hint(&self) -> Option<Duration> {
-        self.climate.lock().unwrap_or_else(PoisonError::into_inner).forge
+        self.fault_rates.lock().unwrap_or_else(PoisonError::into_inner).forge_hint_after
     }
 }
 
-fn leg(random: &mut Rng, climate: &Climate) -> Leg {
-    if random.f64() < climate.lose {
+fn leg(random: &mut Rng, fault_rates: &FaultRates) -> Leg {
+    if random.f64() < fault_rates.lose {
         Leg::Lose
-    } else if random.f64() < climate.delay {
-        Leg::Delay(climate.latest.mul_f64(random.f64()))
+    } else if random.f64() < fault_rates.delay {
+        Leg::Delay(fault_rates.max_delay.mul_f64(random.f64()))
     } else {
         Leg::Pass
     }

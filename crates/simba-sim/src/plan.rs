@@ -56,7 +56,7 @@ pub enum Role {
     /// Locks, works, releases or drops the guard, repeatedly.
     Locker,
     /// Tries and waits with time limits, and drops its futures at any point.
-    Impatient,
+    TimeLimited,
     /// Runs a scheduled job while it leads.
     Scheduler,
     /// Leads through callbacks, and takes some time to stop when it is asked to.
@@ -68,7 +68,7 @@ pub enum Role {
 #[non_exhaustive]
 pub enum Fault {
     /// The network of a process gets these faults.
-    Climate(usize, Climate),
+    Network(usize, FaultRates),
     /// A process is paused for this time.
     Pause(usize, Duration),
     /// A process is killed, and restarted after this time.
@@ -76,13 +76,13 @@ pub enum Fault {
     /// The store loses all data.
     DataLoss,
     /// All faults end.
-    Calm,
+    End,
 }
 
 /// The probability of each fault, per message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Climate {
+pub struct FaultRates {
     /// A message is lost.
     pub lose: f64,
     /// A call fails with an error.
@@ -90,30 +90,30 @@ pub struct Climate {
     /// A message is delayed.
     pub delay: f64,
     /// The maximum delay.
-    pub latest: Duration,
+    pub max_delay: Duration,
     /// A hint is lost.
     pub lose_hint: f64,
     /// After how long a hint is forged.
-    pub forge: Option<Duration>,
+    pub forge_hint_after: Option<Duration>,
 }
 
-impl Climate {
+impl FaultRates {
     /// No faults but a small latency.
-    pub const CALM: Self = Self {
+    pub const NONE: Self = Self {
         lose: 0.0,
         fail: 0.0,
         delay: 0.5,
-        latest: Duration::from_millis(2),
+        max_delay: Duration::from_millis(2),
         lose_hint: 0.0,
-        forge: None,
+        forge_hint_after: None,
     };
 }
 
-/// The maximum delay of all climates.
-const LATEST: Duration = Duration::from_millis(1_500);
+/// The maximum delay of all networks.
+const MAX_DELAY: Duration = Duration::from_millis(1_500);
 
-/// The share of a run at its end without faults, in which the contenders must recover.
-const CALM_SHARE: f64 = 0.25;
+/// The share of a run, at its end, that has no faults: the contenders must recover in it.
+const FAULT_FREE_SHARE: f64 = 0.25;
 
 impl Plan {
     /// Creates the plan of this seed.
@@ -122,11 +122,11 @@ impl Plan {
         let mut random = Rng::with_seed(seed);
         let nodes = (0..scale.nodes).map(|_| node(&mut random)).collect();
         let loses_all_hints = random.u8(..8) == 0;
-        let calm = scale.length.mul_f64(1.0 - CALM_SHARE);
+        let faults_end = scale.length.mul_f64(1.0 - FAULT_FREE_SHARE);
         let count = random.usize(4..24);
         let mut events: Vec<_> = (0..count)
-            .map(|_| (calm.mul_f64(random.f64()), fault(&mut random, scale.nodes)))
-            .chain([(calm, Fault::Calm)])
+            .map(|_| (faults_end.mul_f64(random.f64()), fault(&mut random, scale.nodes)))
+            .chain([(faults_end, Fault::End)])
             .collect();
         events.sort_by_key(|(at, _)| *at);
         Self { seed, scale, nodes, events, loses_all_hints }
@@ -134,14 +134,14 @@ impl Plan {
 
     /// Returns whether the violated rule was guaranteed: a store that loses its writes may grant a mutex twice.
     ///
-    /// Tokens grow even then, but a contender whose reply was in flight meanwhile gets its token after a later one,
-    /// which is greater.
+    /// Tokens grow even then. But a contender whose reply was in flight during the data loss may receive its token
+    /// after another contender received a greater one.
     #[must_use]
-    pub fn promises(&self, violation: &Violation) -> bool {
+    pub fn guarantees(&self, violation: &Violation) -> bool {
         let mut losses = self.events.iter().filter(|(_, fault)| *fault == Fault::DataLoss).map(|(at, _)| *at);
         match violation.rule {
             Rule::Exclusion | Rule::Work => losses.next().is_none(),
-            Rule::Tokens => !losses.any(|at| (at..at + LATEST).contains(&violation.at)),
+            Rule::Tokens => !losses.any(|at| (at..at + MAX_DELAY).contains(&violation.at)),
             _ => true,
         }
     }
@@ -149,7 +149,7 @@ impl Plan {
 
 fn node(random: &mut Rng) -> NodePlan {
     let role =
-        [Role::Leader, Role::Callback, Role::Locker, Role::Impatient, Role::Scheduler][random.usize(..5)];
+        [Role::Leader, Role::Callback, Role::Locker, Role::TimeLimited, Role::Scheduler][random.usize(..5)];
     // The ends of the supported range are more frequent than a uniform distribution would make them.
     let rate = match random.u8(..4) {
         0 => 0.99,
@@ -162,24 +162,24 @@ fn node(random: &mut Rng) -> NodePlan {
 fn fault(random: &mut Rng, nodes: usize) -> Fault {
     let node = random.usize(..nodes);
     match random.u8(..20) {
-        0..=9 => Fault::Climate(node, climate(random)),
+        0..=9 => Fault::Network(node, fault_rates(random)),
         10..=13 => Fault::Pause(node, Duration::from_millis(random.u64(50..4_000))),
         14..=17 => Fault::Crash(node, Duration::from_millis(random.u64(1..4_000))),
-        18 => Fault::Climate(node, Climate::CALM),
+        18 => Fault::Network(node, FaultRates::NONE),
         _ if random.u8(..4) == 0 => Fault::DataLoss,
-        _ => Fault::Climate(node, Climate { lose: 1.0, ..Climate::CALM }),
+        _ => Fault::Network(node, FaultRates { lose: 1.0, ..FaultRates::NONE }),
     }
 }
 
-fn climate(random: &mut Rng) -> Climate {
+fn fault_rates(random: &mut Rng) -> FaultRates {
     let mut some = |share: f64| if random.bool() { random.f64() * share } else { 0.0 };
     let (lose, fail, delay, lose_hint) = (some(0.5), some(0.6), some(1.0), some(1.0));
-    Climate {
+    FaultRates {
         lose,
         fail,
         delay,
-        latest: Duration::from_millis(random.u64(1..1_500)),
+        max_delay: Duration::from_millis(random.u64(1..1_500)),
         lose_hint,
-        forge: random.bool().then(|| Duration::from_millis(random.u64(1..300))),
+        forge_hint_after: random.bool().then(|| Duration::from_millis(random.u64(1..300))),
     }
 }

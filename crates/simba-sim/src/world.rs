@@ -9,7 +9,7 @@ use simba_core::{Lease, MemoryBackend, MutexName, TokioClock};
 use simba_tck::{Event, History, Rule, Violation, What};
 
 use crate::node::{Node, Shared};
-use crate::plan::{Climate, Fault, Plan};
+use crate::plan::{Fault, FaultRates, Plan};
 
 /// The mutex for which all contend.
 pub(crate) const MUTEX: &str = "the-mutex";
@@ -76,7 +76,7 @@ pub fn run_over(plan: Plan, wrap: impl FnOnce(MemoryBackend) -> Arc<dyn Backend>
     let history = snapshot(&history);
     drop(runtime);
     let mut violations = history.check();
-    violations.retain(|violation| plan.promises(violation));
+    violations.retain(|violation| plan.guarantees(violation));
     violations.extend(leftovers);
     violations.extend(liveness(&plan, &history.events()));
     let tenures = history.events().iter().filter(|event| matches!(event.what, What::Acquired { .. })).count();
@@ -129,20 +129,20 @@ async fn simulate(
 /// A change of the processes; faults with a duration have a start and an end.
 #[derive(Clone, Copy)]
 enum Action {
-    Climate(usize, Climate),
+    Network(usize, FaultRates),
     Pause(usize),
     Resume(usize),
     Crash(usize),
     Restart(usize),
     DataLoss,
-    Calm,
+    End,
 }
 
 fn actions(plan: &Plan) -> Vec<(Duration, Action)> {
     let mut actions = Vec::new();
     for (at, fault) in &plan.events {
         match *fault {
-            Fault::Climate(node, climate) => actions.push((*at, Action::Climate(node, climate))),
+            Fault::Network(node, rates) => actions.push((*at, Action::Network(node, rates))),
             Fault::Pause(node, length) => {
                 actions.extend([(*at, Action::Pause(node)), (*at + length, Action::Resume(node))]);
             }
@@ -150,7 +150,7 @@ fn actions(plan: &Plan) -> Vec<(Duration, Action)> {
                 actions.extend([(*at, Action::Crash(node)), (*at + length, Action::Restart(node))]);
             }
             Fault::DataLoss => actions.push((*at, Action::DataLoss)),
-            Fault::Calm => actions.push((*at, Action::Calm)),
+            Fault::End => actions.push((*at, Action::End)),
         }
     }
     actions.sort_by_key(|(at, _)| *at);
@@ -159,7 +159,7 @@ fn actions(plan: &Plan) -> Vec<(Duration, Action)> {
 
 fn execute(action: Action, nodes: &mut [Node], shared: &Shared) {
     match action {
-        Action::Climate(node, climate) => nodes[node].set_climate(climate),
+        Action::Network(node, rates) => nodes[node].set_fault_rates(rates),
         Action::Pause(node) if !nodes[node].is_dead() => nodes[node].pause(),
         Action::Resume(node) => nodes[node].resume(),
         Action::Crash(node) if !nodes[node].is_dead() => nodes[node].crash(),
@@ -168,9 +168,9 @@ fn execute(action: Action, nodes: &mut [Node], shared: &Shared) {
             shared.history.record(shared.now(), "store", What::Note("the store loses all data".into()));
             shared.store.lose_all();
         }
-        Action::Calm => {
-            shared.history.record(shared.now(), "world", What::Note("all faults have ended".into()));
-            nodes.iter().for_each(|node| node.set_climate(Climate::CALM));
+        Action::End => {
+            shared.history.record(shared.now(), "simulation", What::Note("all faults have ended".into()));
+            nodes.iter().for_each(|node| node.set_fault_rates(FaultRates::NONE));
         }
         Action::Pause(_) | Action::Crash(_) => {}
     }
@@ -187,7 +187,7 @@ async fn shut_down(nodes: &[Node], shared: &Shared) -> Vec<Violation> {
             found.push(Violation::new(Rule::Liveness, shared.now(), format!("n{index} does not shut down")));
         }
     }
-    // Killed processes do not clean up, but their leases ended in the calm part.
+    // Killed processes do not clean up, but their leases ended in the part without faults.
     let mutex = MutexName::new(MUTEX).expect("a valid name");
     let operate = shared.store.operate().expect("the memory backend has operations");
     match operate.read(&mutex).await {
@@ -197,16 +197,16 @@ async fn shut_down(nodes: &[Node], shared: &Shared) -> Vec<Violation> {
     found
 }
 
-/// The longest time without a holder once the faults have ended: a lease, the entry of a dead waiter, a poll, the last
-/// restart, and the time that the contenders sleep by themselves.
-const VACANT: Duration = Duration::from_secs(5);
+/// The maximum time without a holder once the faults have ended: a lease, the entry of a dead waiter, a poll, the last
+/// restart, and the time that the contenders sleep between two rounds.
+const MAX_VACANCY: Duration = Duration::from_secs(5);
 
 fn liveness(plan: &Plan, events: &[Event]) -> Vec<Violation> {
-    let calm = plan.events.last().map_or(Duration::ZERO, |(at, _)| *at) + Duration::from_secs(4);
-    let (mut held_until, mut holders) = (calm, 0_usize);
+    let recovered = plan.events.last().map_or(Duration::ZERO, |(at, _)| *at) + Duration::from_secs(4);
+    let (mut held_until, mut holders) = (recovered, 0_usize);
     let mut found = Vec::new();
     let mut check = |at: Duration, held_until: Duration| {
-        if at > held_until + VACANT {
+        if at > held_until + MAX_VACANCY {
             found.push(Violation::new(Rule::Liveness, at, format!("no holder since {held_until:?}")));
         }
     };

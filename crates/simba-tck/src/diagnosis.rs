@@ -37,7 +37,7 @@ pub fn explain_failures() {
         let began = Instant::now();
         let log = fmt::layer().with_test_writer().with_ansi(false).with_timer(fmt::time::uptime());
         let ours = Targets::new().with_target("simba", LevelFilter::TRACE);
-        // A test program may have a subscriber of its own.
+        // A test program may have its own subscriber.
         let _ = tracing_subscriber::registry().with(log.with_filter(ours)).try_init();
         let watch = thread::Builder::new().name("simba-tck-watch".into()).spawn(move || watch(began));
         let default = panic::take_hook();

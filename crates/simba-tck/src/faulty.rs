@@ -68,7 +68,7 @@ impl Passage {
     }
 }
 
-/// Decides what happens to each call.
+/// Decides which faults each call gets.
 pub trait Weather: fmt::Debug + Send + Sync + 'static {
     /// Returns what happens to this call.
     fn passage(&self, call: Call) -> Passage;
@@ -85,7 +85,7 @@ pub trait Weather: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Faults that are set manually, and a record of the calls. Without faults until set.
+/// Faults that a test sets, and a record of the calls. A new switch has no faults.
 #[derive(Debug, Default)]
 pub struct Switch {
     state: Mutex<SwitchState>,
@@ -151,13 +151,13 @@ impl Switch {
         held
     }
 
-    /// Returns how many calls of this kind were made so remote.
+    /// Returns how many calls of this kind were made so far.
     #[must_use]
     pub fn count(&self, call: Call) -> usize {
         self.with(|state| state.calls.iter().filter(|made| **made == call).count())
     }
 
-    /// Returns how many calls were made so remote, without hints.
+    /// Returns how many calls were made so far, without hints.
     #[must_use]
     pub fn calls(&self) -> usize {
         self.with(|state| state.calls.iter().filter(|made| **made != Call::Hint).count())

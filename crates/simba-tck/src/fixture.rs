@@ -12,7 +12,7 @@ use crate::{Network, Profile};
 /// One store under test.
 ///
 /// Every case gets its own fixture; all of them may use the same server, since each case generates its own mutex
-/// names. A missing server is a failure: [`connect`](Self::connect) panics with a message how to start it.
+/// names. A missing server is a failure: [`connect`](Self::connect) panics with a message that says how to start it.
 ///
 /// # Examples
 ///
@@ -23,10 +23,10 @@ pub trait Fixture: Send + Sync + 'static {
     /// faults.
     async fn connect(&self) -> Connection;
 
-    /// Returns the lease that the cases use; default 2 s + 3 s.
+    /// Returns the lease that the cases use. The default has a ttl of 2 s and a transition of 3 s.
     ///
-    /// Short, since many cases wait for its end, and long enough that a machine which is paused for two seconds loses
-    /// nothing. A store with slower leases, such as one with sessions, overrides it.
+    /// It is short, because many cases wait for its end. It is long enough that the machine may pause for two seconds
+    /// without a loss. A store that needs longer leases, such as one with sessions, overrides it.
     fn lease(&self) -> Lease {
         default_lease()
     }
@@ -65,7 +65,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Returns the lease of a fixture without a lease of its own.
+/// Returns the default of [`Fixture::lease`].
 pub(crate) fn default_lease() -> Lease {
     Lease::new(Duration::from_secs(2), Duration::from_secs(3)).expect("the default lease is valid")
 }

@@ -1,7 +1,7 @@
 //! The conformance suite for Simba backends: the guarantees of every store, as tests against the real store.
 //!
 //! A backend author implements one trait, [`Fixture`], and writes one line, [`suite!`]. The line expands to one
-//! plain `#[test]` per guarantee, each with a tokio runtime of its own; the author needs neither.
+//! `#[test]` per guarantee, each with its own tokio runtime.
 //!
 //! # Example
 //!
@@ -45,8 +45,8 @@
 //! | group | guarantee |
 //! |---|---|
 //! | [`jvm_simba`](cases::jvm_simba) | the five cases of the suite of JVM Simba |
-//! | [`exclusion`](cases::exclusion) | at most one holds, and a refusal names the holder |
-//! | [`renewal`](cases::renewal) | a holder keeps the mutex for as long as it wants |
+//! | [`exclusion`](cases::exclusion) | at most one contender holds, and a refusal names the holder |
+//! | [`renewal`](cases::renewal) | a holder keeps the mutex until it releases it |
 //! | [`loss`](cases::loss) | a holder is notified of a loss and its reason before another holds |
 //! | [`tokens`](cases::tokens) | tokens grow with every acquisition, and with nothing else |
 //! | [`handover`](cases::handover) | the next waiter is notified, in order, and no call passes a waiter |
@@ -59,8 +59,8 @@
 //! | [`load`](cases::load) | many contenders and many mutexes, checked by their history |
 //! | [`operate`](cases::operate) | the operations for operators, if the backend has them |
 //!
-//! The cases run in real time with the [lease](Fixture::lease) of the fixture. None of them proves a hand-over
-//! by its speed: to prove a notification, the poll and the lease are so long that nothing else explains it.
+//! The cases run in real time with the [lease](Fixture::lease) of the fixture. A case that checks a notification does
+//! not measure time: its poll and its lease are so long that only the notification explains the hand-over.
 //!
 //! # Faults
 //!
@@ -75,7 +75,7 @@
 //! - [`FaultProxy`] is a TCP proxy in front of a real server that stalls, cuts, delays, and loses replies.
 //! - [`FaultyBackend`] does the same to any backend without a network, controlled by a [`Weather`] or manually by a
 //!   [`Switch`].
-//! - [`SkewedClock`] runs too fast or too slow, jumps and pauses.
+//! - [`SkewedClock`] runs at another rate, jumps and pauses.
 //! - [`explain_failures`] makes a failing test print the engine's log and the load of the machine.
 //! - [`History`] records events, checks them against every [`Rule`], and shows them as a timeline.
 

@@ -9,7 +9,7 @@ use crate::{Call, FaultProxy, Held, Passage, Switch};
 /// The network between one connection and its store.
 ///
 /// Implemented for [`FaultProxy`], in front of a real server, and for [`Switch`], in front of a backend
-/// without a network of its own.
+/// without its own network.
 pub trait Network: Send + Sync {
     /// Blocks both directions, without an error.
     fn stall(&self);
@@ -23,7 +23,7 @@ pub trait Network: Send + Sync {
     /// Resets open connections and refuses new ones, like a store that is down.
     fn refuse(&self);
 
-    /// Returns how many requests were sent so far, whatever became of them.
+    /// Returns how many requests were sent so far, including those that a fault affected.
     fn requests(&self) -> usize;
 
     /// Removes all faults.

@@ -1,4 +1,4 @@
-//! Which cases were skipped, and why: a case that checks nothing must not count as passed.
+//! Records which cases were skipped, and why: a case that checks nothing must not count as passed.
 
 use std::cell::Cell;
 use std::fs::OpenOptions;

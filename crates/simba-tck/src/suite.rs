@@ -104,7 +104,7 @@ pub async fn run_sample(fixture: &dyn Fixture) {
     }
 }
 
-/// Runs one case as a test, on a runtime of its own.
+/// Runs one case as a test, on its own runtime.
 ///
 /// # Panics
 ///

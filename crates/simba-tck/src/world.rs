@@ -18,8 +18,8 @@ use crate::skips::skip;
 use crate::suite::CASE_LIMIT;
 use crate::{Fixture, Network};
 
-/// Time limit for operations that should end at once: far more than a busy machine needs, and less than the poll of the
-/// [`long`] lease, so that neither a poll nor the end of a lease can explain the result.
+/// Time limit for operations that need no waiting. A busy machine needs less. The poll of the [`long`] lease is longer,
+/// so that neither a poll nor the end of a lease can explain the result.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// How long the machine may be paused without failing a case. Leases leave more time than this between a renewal and
 /// its deadline.
@@ -46,6 +46,11 @@ pub(crate) fn long() -> Lease {
 /// Returns the current time on the clock of every handle.
 pub(crate) fn now() -> Moment {
     SystemClock.now()
+}
+
+/// Returns a time as the [`History`](crate::History) records it.
+pub(crate) fn since_zero(at: Moment) -> Duration {
+    at - Moment::ZERO
 }
 
 pub(crate) async fn sleep_until(at: Moment) {
@@ -80,7 +85,7 @@ pub(crate) async fn until(guarantee: &str, reached: impl Fn() -> bool + Send + S
 }
 
 /// Unwraps a result that must be `Ok`.
-pub(crate) fn kept<T>(guarantee: &str, outcome: Result<T>) -> T {
+pub(crate) fn assert_ok<T>(guarantee: &str, outcome: Result<T>) -> T {
     outcome.unwrap_or_else(|error| panic!("broken: {guarantee}: {error}"))
 }
 
@@ -119,7 +124,7 @@ impl Peer {
         lock(&self.locker(mutex)).await
     }
 
-    /// Tries to acquire a mutex until there is an answer: an error is none. Uses the [`long`] lease, whose calls may
+    /// Tries to acquire a mutex until there is an answer and not an error. Uses the [`long`] lease, whose calls may
     /// take longer than a [`MAX_PAUSE`]: an abandoned call may have acquired what the next one then finds held.
     pub(crate) async fn try_lock(&self, mutex: &MutexName) -> Option<Guard> {
         try_lock(&self.long_locker(mutex)).await
@@ -138,7 +143,7 @@ impl Peer {
     pub(crate) async fn session(&self, claim: Claim) -> DirectSession {
         let id = claim.contender.clone();
         let session =
-            kept("a session can be opened", soon("a session opens", self.backend.open(claim)).await);
+            assert_ok("a session can be opened", soon("a session opens", self.backend.open(claim)).await);
         DirectSession { id, session }
     }
 
@@ -164,20 +169,23 @@ impl Peer {
     pub(crate) async fn succeed(&self, fixture: &dyn Fixture, mutex: &MutexName) -> Guard {
         let locker = self.locker(mutex);
         let next = within(lease_limit(fixture), "a dead holder is succeeded", locker.lock()).await;
-        kept("a dead holder is succeeded", next)
+        assert_ok("a dead holder is succeeded", next)
     }
 
     /// Checks that the mutex is free and has no waiters.
     pub(crate) async fn assert_free(&self, mutex: &MutexName) {
         let guard = soon("an abandoned mutex is free", self.locker(mutex).lock()).await;
-        kept("a free mutex can be released", kept("a free mutex can be locked", guard).release().await);
+        assert_ok(
+            "a free mutex can be released",
+            assert_ok("a free mutex can be locked", guard).release().await,
+        );
         self.assert_no_waiters(mutex).await;
     }
 
     pub(crate) async fn assert_no_waiters(&self, mutex: &MutexName) {
         let Some(operate) = self.backend.operate() else { return };
         let empty = async {
-            while kept("a mutex can be read", operate.read(mutex).await).waiters.unwrap_or(0) > 0 {
+            while assert_ok("a mutex can be read", operate.read(mutex).await).waiters.unwrap_or(0) > 0 {
                 sleep(POLL).await;
             }
         };
@@ -191,16 +199,16 @@ impl Peer {
 
 pub(crate) async fn lock(locker: &Locker) -> Guard {
     let guard = soon("a mutex that is free or becomes free is acquired", locker.lock()).await;
-    kept("a free mutex can be locked", guard)
+    assert_ok("a free mutex can be locked", guard)
 }
 
 pub(crate) async fn try_lock(locker: &Locker) -> Option<Guard> {
     let answered = async {
         loop {
             match locker.try_lock().await {
-                // A call may take too long on a busy machine; that is no answer.
+                // A call may exceed its limit on a busy machine: try again.
                 Err(error) if error.is_transient() => {}
-                outcome => return kept("a try is answered", outcome),
+                outcome => return assert_ok("a try is answered", outcome),
             }
         }
     };
@@ -209,7 +217,7 @@ pub(crate) async fn try_lock(locker: &Locker) -> Option<Guard> {
 
 pub(crate) async fn release(guard: Guard) {
     let released = soon("a release ends", guard.release()).await;
-    kept("what is held can be released", released);
+    assert_ok("what is held can be released", released);
 }
 
 /// A session that is called directly, as the engine does.
@@ -220,7 +228,7 @@ pub(crate) struct DirectSession {
 
 impl DirectSession {
     pub(crate) async fn contend(&mut self, prior: Prior) -> Answer {
-        kept("a call is answered", soon("a call is answered", self.session.contend(prior)).await)
+        assert_ok("a call is answered", soon("a call is answered", self.session.contend(prior)).await)
     }
 
     /// Acquires the mutex, which must be free, and returns the token.
@@ -251,22 +259,28 @@ impl DirectSession {
                 self.session.changed().await?;
             }
         };
-        let ours = kept(guarantee, soon(guarantee, hinted).await);
+        let ours = assert_ok(guarantee, soon(guarantee, hinted).await);
         self.token_of(&ours)
     }
 
     /// Waits for a hint.
     pub(crate) async fn hint(&mut self, guarantee: &str) {
-        kept(guarantee, soon(guarantee, self.session.changed()).await);
+        assert_ok(guarantee, soon(guarantee, self.session.changed()).await);
     }
 
     pub(crate) async fn inspect(&mut self) -> Option<Ownership> {
-        kept("an inspection is answered", soon("an inspection is answered", self.session.inspect()).await)
+        assert_ok(
+            "an inspection is answered",
+            soon("an inspection is answered", self.session.inspect()).await,
+        )
     }
 
     pub(crate) async fn release(&mut self, token: Option<FencingToken>) {
         let holding = token.map_or(Holding::Unknown, Holding::Under);
-        kept("a release is confirmed", soon("a release is confirmed", self.session.release(holding)).await);
+        assert_ok(
+            "a release is confirmed",
+            soon("a release is confirmed", self.session.release(holding)).await,
+        );
     }
 
     pub(crate) fn token_of(&self, ours: &Ownership) -> FencingToken {
@@ -290,7 +304,7 @@ pub(crate) async fn sees(
     guarantee: &str,
     wanted: impl Fn(&View) -> bool + Send + Sync,
 ) {
-    let seen = async { while !wanted(&kept(guarantee, observer.changed().await)) {} };
+    let seen = async { while !wanted(&assert_ok(guarantee, observer.changed().await)) {} };
     soon(guarantee, seen).await;
 }
 

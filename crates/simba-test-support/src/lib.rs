@@ -1,9 +1,9 @@
-//! What the tests of several crates share. Never published: a backend outside of this project has `simba-tck`.
+//! Helpers that the tests of several crates share. Not published: a backend outside this project uses `simba-tck`.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`soon`], [`within`], [`until`] | waits that fail a test after a limit |
-//! | [`name`], [`name_for`], [`long`] | names that no other test uses, a lease that explains no hand-over |
+//! | [`name`], [`name_for`], [`long`] | names that no other test uses, a lease whose end cannot explain a hand-over |
 //! | [`Logs`], [`error_text`] | everything that the process logs, and everything that an error shows |
 //! | [`with_server_clock`], [`set_server_clock`] | servers whose clock a test sets |
 //! | [`behind_proxy`], [`http_server`] | connections with faults, a server of another kind |
@@ -57,7 +57,7 @@ pub fn contend(simba: &Simba, mutex: &MutexName, lease: Lease) -> Contention {
     contention
 }
 
-/// Waits until a contender knows the leader. It is in the queue from then on.
+/// Waits until a contender reports the leader as the owner. The contender is in the queue from then on.
 pub async fn sees(contention: &Contention, leader: &Tenure) {
     until("a waiter sees the leader", || contention.owner().is_owner(leader.contender())).await;
 }

@@ -17,7 +17,7 @@ where
     F: Future<Output = Result<B>> + Send,
 {
     let proxy = Arc::new(FaultProxy::start(server).await.unwrap());
-    let backend = connect(proxy.address()).await.unwrap_or_else(|error| panic!("no connection: {error:?}"));
+    let backend = connect(proxy.address()).await.unwrap_or_else(|error| panic!("cannot connect: {error:?}"));
     (backend, proxy)
 }
 

@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-/// The limit for what needs no waiting: far more than a busy machine needs, and less than the time to the first poll or
-/// renewal under [`long`](crate::long).
+/// Time limit for operations that need no waiting. A busy machine needs less. The first poll or renewal under
+/// [`long`](crate::long) comes later.
 pub const SOON: Duration = Duration::from_secs(20);
 /// The pause between two checks of a state that sends no signal.
 const PAUSE: Duration = Duration::from_millis(5);

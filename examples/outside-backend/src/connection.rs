@@ -98,7 +98,7 @@ pub(crate) struct Server<'a> {
     endpoint: Endpoint,
     longest_lease: Duration,
     clock: &'a dyn Clock,
-    /// What [`Connector::connect`] leaves for [`Connector::serve`].
+    /// What [`Connector::connect`] creates for [`Connector::serve`].
     opened: Option<(BufReader<TcpStream>, mpsc::UnboundedReceiver<Request>)>,
 }
 
@@ -176,13 +176,14 @@ async fn greet(stream: &mut BufReader<TcpStream>, longest_lease: Duration) -> Re
     };
     // Holders from before a restart may still be valid. At least a second, so that no two servers start in the same one.
     if Duration::from_secs(uptime) < longest_lease.max(Duration::from_secs(1)) + CLOCK_ERROR {
-        let message = format!("the server started {uptime} s ago: it is used after the longest_lease");
+        let message =
+            format!("the server started {uptime} s ago: wait until it has run for the longest_lease");
         return Err(error(ErrorKind::Unavailable, message));
     }
     Ok(time.saturating_sub(uptime))
 }
 
-/// Asks for statistics, which come as lines `STAT name value` up to a line `END`.
+/// Requests statistics. The reply has lines `STAT name value` and ends with a line `END`.
 async fn statistics(stream: &mut BufReader<TcpStream>, request: &str) -> Result<HashMap<String, String>> {
     stream.write_all(request.as_bytes()).await.map_err(unavailable)?;
     let mut values = HashMap::new();

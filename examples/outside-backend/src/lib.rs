@@ -1,4 +1,4 @@
-//! A backend for [memcached](https://memcached.org): a store for Simba in a crate of its own, written as a tutorial.
+//! A backend for [memcached](https://memcached.org): a store for Simba in a separate crate, written as a tutorial.
 //!
 //! Three files are a whole backend. [`simba_core::spi`] has the interface, [`simba_net`] the parts that every store
 //! with a network needs, and [`simba_tck`](https://docs.rs/simba-tck) the tests. Read them in this order:
@@ -6,7 +6,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `lib.rs` | the settings and the [`Backend`]: opens sessions, keeps one connection for all of them |
-//! | `session.rs` | the [`Session`]: what one contender asks the store, and how it reads the answers |
+//! | `session.rs` | the [`Session`]: the requests of one contender, and what their replies mean |
 //! | `connection.rs` | the protocol: greets a server, sends requests, matches replies to them |
 //! | `tests/tck.rs` | the conformance suite on a real server |
 //!
@@ -31,9 +31,9 @@
 //! | what | why |
 //! |---|---|
 //! | at most one valid holder | the server decides by add and compare-and-set; the lease is longer there by 3 s, since its clock counts whole seconds and may be a second late |
-//! | also after a restart | all items are lost, so nobody uses a server that started less than `longest_lease` ago; holders lose their mutexes at their deadlines |
+//! | also after a restart | all items are lost, so a server that started less than `longest_lease` ago is refused; holders lose their mutexes at their deadlines |
 //! | not if items are evicted, flushed, or moved in memory | a server with such settings is refused: start it with `memcached -M -F -o no_slab_reassign` |
-//! | not if another program writes items that begin with `simba:` | use a server of its own |
+//! | not if another program writes items that begin with `simba:` | use a server for Simba only |
 //! | not if the clock of the server's host is set back and the server restarts | tokens may repeat |
 //! | no queue, no wake-ups | memcached has neither: waiters poll, and any of them may be next |
 //!
@@ -72,7 +72,7 @@ use connection::{Connection, Server};
 use session::MemcachedSession;
 
 const NAME: &str = "memcached";
-/// A longer time to live means a date to the server.
+/// The server interprets a longer time to live as a date.
 const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// The time by which an item may expire early. The server's clock counts whole seconds: one is lost when an item is
 /// written and one when it expires. A timer sets the clock, and may be late by a third.
@@ -94,7 +94,7 @@ impl MemcachedBackend {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] if the URL does not name one server: two would not know of each other's mutexes;
+    /// [`ErrorKind::Invalid`] if the URL does not name one server: two servers do not share their mutexes;
     /// [`ErrorKind::Unavailable`] if the server does not answer, or started less than `longest_lease` ago;
     /// [`ErrorKind::Config`] if its settings let it forget mutexes.
     pub async fn connect(url: &ConnectUrl, clock: impl Clock) -> Result<Self> {

@@ -13,7 +13,7 @@ use crate::{CLOCK_ERROR, error};
 /// The longest key that memcached accepts, in bytes.
 const MAX_KEY: usize = 250;
 
-/// A session needs no state of its own: the item says who holds the mutex.
+/// A session without state: the item names the holder.
 pub(crate) struct MemcachedSession {
     supervised: Arc<Supervised<Connection>>,
     claim: Claim,
@@ -98,7 +98,7 @@ impl Session for MemcachedSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
         loop {
             let connection = self.supervised.connection().await?;
-            // Each further attempt means that another contender had success. The engine limits the whole call.
+            // An attempt fails only if another contender wrote in between. The engine limits the time of the whole call.
             if let Some(answer) = self.attempt(&connection, prior).await? {
                 return Ok(answer);
             }
@@ -144,7 +144,7 @@ impl Hold {
             None => connection.token(number),
             Some(token) => FencingToken::new(token.parse().map_err(|_| foreign())?),
         };
-        // At least a second, so that waiters do not poll all the time while the clock's error passes.
+        // At least a second, so that waiters do not poll in a loop until the server's clock has reached the end.
         let remaining = Duration::from_secs(ttl).saturating_sub(CLOCK_ERROR).max(Duration::from_secs(1));
         Ok(Self { owner, token, number, remaining })
     }

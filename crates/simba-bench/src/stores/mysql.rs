@@ -1,4 +1,4 @@
-//! MySQL or MariaDB. The floor is the two prepared updates that a pair needs.
+//! MySQL or MariaDB. The floor is the two prepared updates that a lock/unlock cycle needs.
 
 use std::sync::Arc;
 use std::time::Duration;

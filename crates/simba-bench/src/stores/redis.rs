@@ -56,7 +56,7 @@ impl Target for Redis {
     }
 
     fn handover_goal(&self) -> &'static str {
-        // The floor is a wakeup and one script call.
+        // The floor is a wake-up and one script call.
         "ratio <= 1.3"
     }
 
@@ -71,7 +71,7 @@ impl Target for Redis {
 
 fn client() -> Result<Client> {
     let info = url(VARIABLE)?.to_string().into_connection_info()?;
-    // Off by default, which makes the raw client too slow for a floor.
+    // Off by default: without it, the raw client is too slow for a floor.
     let tcp = TcpSettings::default().set_nodelay(true);
     Ok(Client::open(info.set_tcp_settings(tcp))?)
 }

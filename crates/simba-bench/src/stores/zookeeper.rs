@@ -16,9 +16,9 @@ use simba_measure::{Caller, Peer, Target};
 
 use crate::stores::{curator, url};
 
-/// The variable of a server that does not sync its disk: otherwise the disk dominates the figures.
+/// The variable of a server that does not sync its disk: the disk would dominate the figures.
 const UNSYNCED: &str = "SIMBA_BENCH_ZOOKEEPER";
-/// The variable of the server that the tests share, used if there is no other.
+/// The variable of the server that the tests share, used if [`UNSYNCED`] is not set.
 const SHARED: &str = "SIMBA_TCK_ZOOKEEPER";
 
 fn address() -> Result<ConnectUrl> {

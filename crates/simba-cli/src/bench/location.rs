@@ -1,4 +1,4 @@
-//! Where to measure: the store itself, or a file beside it so that nothing is left behind.
+//! Selects what to measure: the store itself, or a temporary file on the disk of the store.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;

@@ -19,7 +19,7 @@ use tokio::runtime::Builder;
 use crate::args::BenchArgs;
 use crate::failure::{Failure, Outcome, code};
 use crate::output::{Table, print};
-use crate::run::by_signal;
+use crate::run::exit_code_of_signal;
 use crate::signals::Signals;
 use location::Location;
 use progress::Progress;
@@ -39,7 +39,7 @@ pub(crate) fn bench(settings: &Settings, args: &BenchArgs) -> Outcome {
     outcome
 }
 
-/// Runs the benchmark under a mutex of its own: two at once would measure each other, and use the same names.
+/// Runs the benchmark under its own mutex: two benchmarks at once would disturb each other, and use the same names.
 async fn run_alone(settings: &Settings, args: &BenchArgs) -> Outcome {
     let mut signals = Signals::listen_without_reaping()
         .map_err(|error| Failure::new(code::UNAVAILABLE, format!("cannot handle signals: {error}")))?;
@@ -61,7 +61,7 @@ async fn run_alone(settings: &Settings, args: &BenchArgs) -> Outcome {
     };
     let outcome = tokio::select! {
         biased;
-        signal = signals.termination() => Ok(by_signal(signal)),
+        signal = signals.termination() => Ok(exit_code_of_signal(signal)),
         outcome = measure_under(&guard, &*backend, &subject, settings, args) => outcome,
     };
     // A cancelled measurement releases what it holds.
@@ -92,7 +92,7 @@ async fn measure_under(
 
 /// The text below the table.
 const FOOT: &str = "\
-pairs: lock and release, uncontended; the floor is the same store without the engine, alternating with ours
+pairs: uncontended lock/unlock cycles; the floor is the same store without the engine, measured alternately
 hand-over: from the call of release to the return of the next waiter's lock
 ";
 
@@ -102,10 +102,10 @@ async fn measure(backend: &dyn Backend, subject: &Subject, args: &BenchArgs) -> 
     let mut rows = Vec::new();
     progress.show(1, "a round trip");
     rows.extend(round_trip(backend, subject).await);
-    // First of all, before other measurements leave freed memory behind.
+    // Measure memory first: memory that another measurement freed would be reused, and not be counted.
     progress.show(2, "many held mutexes");
     rows.extend(held(subject, effort).await.map_err(failure)?);
-    progress.show(3, "uncontended pairs");
+    progress.show(3, "uncontended lock/unlock cycles");
     rows.extend(pairs::measure(subject, effort).await.map_err(failure)?);
     progress.show(4, "hand-over");
     rows.extend(handover::measure(subject, effort).await.map_err(failure)?);
@@ -122,7 +122,7 @@ async fn round_trip(backend: &dyn Backend, subject: &Subject) -> Option<Row> {
     Some(Row::new(subject, "round trip", Unit::Micros, probe.round_trip.as_secs_f64() * 1e6))
 }
 
-/// Measures the memory of each mutex, and in a full run how punctual the renewals of a short lease are.
+/// Measures the memory of each mutex and, in a full run, whether the renewals of a short lease are on time.
 async fn held(subject: &Subject, effort: Effort) -> anyhow::Result<Vec<Row>> {
     let (count, rounds) = (subject.many(), effort.pick(0, 3));
     let lease = Lease::new(Duration::from_secs(3), Duration::from_secs(2))?;

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-/// One line that is overwritten. Prints nothing if stderr is no terminal.
+/// One line that is overwritten. Prints nothing if stderr is not a terminal.
 pub(crate) struct Progress {
     on: bool,
     steps: usize,

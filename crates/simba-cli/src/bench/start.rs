@@ -20,7 +20,7 @@ pub(crate) async fn measure(subject: &Subject, effort: Effort) -> Result<Vec<Row
         times(&program, &["--on", &url, "run", name.as_str(), "--"], effort.pick(20, 100))
     });
     let timed = timed.await.map_err(|error| io::Error::other(error.to_string())).and_then(|timed| timed);
-    let Times { ours, flock } = timed.map_err(|error| no_start(&error))?;
+    let Times { ours, flock } = timed.map_err(|error| start_failure(&error))?;
     let millis = |all: &[Duration], percent| percentile(all, percent).as_secs_f64() * 1e3;
     let row = |percent| {
         let name = format!("start of `simba run`, p{percent}, beside flock(1)");
@@ -30,7 +30,7 @@ pub(crate) async fn measure(subject: &Subject, effort: Effort) -> Result<Vec<Row
     Ok(vec![row(50), row(99)])
 }
 
-fn no_start(error: &io::Error) -> Failure {
+fn start_failure(error: &io::Error) -> Failure {
     Failure::new(code::NOT_EXECUTABLE, format!("the start of a command cannot be measured: {error}"))
 }
 

@@ -21,7 +21,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use super::process::SUBCOMMAND;
 use super::protocol::{Order, Report};
 use super::tree::{Excluded, is_proc_usable, kill_all};
-use crate::failure::{code, print_error};
+use crate::failure::exit_with_leftover_processes;
 
 /// Time limit for the end of processes that a dead guard left behind. A busy machine needs seconds for a large tree.
 const REAP_LIMIT: Duration = Duration::from_secs(2);
@@ -145,9 +145,8 @@ impl GuardHandle {
 impl Drop for GuardHandle {
     fn drop(&mut self) {
         if !self.done && !self.kill() {
-            // The caller is about to free the mutex, and must not.
-            print_error("the command left unkillable processes: the mutex is held until its lease ends");
-            std::process::exit(code::LOST.into());
+            // A return would let the caller free the mutex.
+            exit_with_leftover_processes();
         }
     }
 }

@@ -64,8 +64,8 @@ struct Guard {
     overdue: bool,
     /// How the command ended.
     outcome: Option<Report>,
-    /// The group that gets the terminal back.
-    back_to: Option<Pid>,
+    /// The group that gets the terminal back when the command has ended.
+    terminal_group: Option<Pid>,
 }
 
 /// Whether the loop continues.
@@ -100,7 +100,7 @@ impl Guard {
         report(&socket, Report::Started(command.as_raw_nonzero().get()));
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Boottime, flags)?;
-        let back_to = foreground.to_str().and_then(|group| Pid::from_raw(group.parse().ok()?));
+        let terminal_group = foreground.to_str().and_then(|group| Pid::from_raw(group.parse().ok()?));
         let reaper = Reaper::start()?;
         let guard = Self {
             socket,
@@ -112,7 +112,7 @@ impl Guard {
             kill,
             overdue: false,
             outcome: None,
-            back_to,
+            terminal_group,
         };
         guard.set_timer()?;
         Ok(Some(guard))
@@ -121,17 +121,17 @@ impl Guard {
     /// Waits until the command has ended, then kills all that is left of it.
     fn run(mut self) -> io::Result<()> {
         while let Flow::Continue = self.handle_event()? {}
-        // Orphans become our children, so the kernel knows when none is left.
-        // A command that ended before its deadline leaves time, which a busy machine may need.
+        // Orphans become our children, so the kernel reports when none is left. Until the deadline for KILL they may
+        // take longer than `REAP_LIMIT` to end, which a busy machine may need.
         let limit = REAP_LIMIT.max(self.kill.saturating_since(SystemClock.now()));
         let all_ended = kill_all(getpid(), &Excluded::default(), limit, || self.reaper.has_no_children());
-        if let Some(group) = self.back_to {
+        if let Some(group) = self.terminal_group {
             // `simba` may be killed or stopped, and its caller needs the terminal.
             Terminal::find().give_back(self.command, group);
         }
-        // The command may have ended by itself in the last moment. A stop is now our own, and not reported.
+        // The command may have exited just before it was killed. Do not report a stop: `kill_all` stops processes.
         self.read_exits(|_| {});
-        // Last, because these may block while `simba` is stopped, and no process of the command may run meanwhile.
+        // Report last: a report may block while `simba` is stopped, and no process of the command may run meanwhile.
         if let Some(outcome) = self.outcome {
             report(&self.socket, outcome);
         }
@@ -151,7 +151,7 @@ impl Guard {
         if socket { self.read_orders() } else { Ok(Flow::Continue) }
     }
 
-    /// Waits, and returns which of socket, timer and reaper are ready.
+    /// Waits until one of socket, timer and reaper is ready. Returns which of them are.
     fn wait(&self) -> io::Result<[bool; 3]> {
         let mut fds = [
             PollFd::new(&self.socket, PollFlags::IN),

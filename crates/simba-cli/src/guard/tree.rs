@@ -27,9 +27,9 @@ struct Stat {
 
 /// Kills all descendants of `root`, including those that they fork meanwhile, and waits for their end.
 ///
-/// `all_gone` is called between two scans: it reaps, and returns whether the kernel has no more children of ours, which
-/// no scan of `/proc` can tell for sure. Returns false if processes are left after `limit`: one that the kernel does
-/// not end, or one of another user.
+/// `all_gone` is called between two scans: it reaps children, and returns whether none is left. A scan of `/proc` cannot
+/// determine this reliably. Returns false if processes are left after `limit`: the kernel does not end them, or they
+/// belong to another user.
 pub(crate) fn kill_all(
     root: Pid,
     excluded: &Excluded,
@@ -52,7 +52,7 @@ pub(crate) fn kill_all(
     }
 }
 
-/// Children that existed before: a shell may leave them to the program that replaces it.
+/// Children that this process had before the command: a shell that `exec`s `simba` leaves its children to it.
 #[derive(Debug, Default)]
 pub(crate) struct Excluded(HashSet<Process>);
 

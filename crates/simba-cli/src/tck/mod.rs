@@ -53,7 +53,7 @@ enum Verdict {
 }
 
 impl Verdict {
-    fn word(&self) -> &'static str {
+    fn as_str(&self) -> &'static str {
         match self {
             Self::Kept => "kept",
             Self::Skipped(_) => "skipped",
@@ -80,7 +80,7 @@ struct Counts {
 
 impl Counts {
     fn of(results: &[(Case, Verdict)]) -> Self {
-        let count = |word| results.iter().filter(|(_, verdict)| verdict.word() == word).count();
+        let count = |outcome| results.iter().filter(|(_, verdict)| verdict.as_str() == outcome).count();
         Self { total: results.len(), kept: count("kept"), skipped: count("skipped"), broken: count("broken") }
     }
 }
@@ -94,7 +94,7 @@ impl fmt::Display for Counts {
 
 fn as_json(results: &[(Case, Verdict)]) -> String {
     let Counts { kept, skipped, broken, .. } = Counts::of(results);
-    let case = |(case, verdict): &(Case, Verdict)| json!({ "case": title(case), "outcome": verdict.word(), "reason": verdict.reason() });
+    let case = |(case, verdict): &(Case, Verdict)| json!({ "case": title(case), "outcome": verdict.as_str(), "reason": verdict.reason() });
     let cases: Vec<_> = results.iter().map(case).collect();
     format!("{:#}\n", json!({ "kept": kept, "skipped": skipped, "broken": broken, "cases": cases }))
 }

@@ -1,4 +1,4 @@
-//! Runs the real program with a home directory of its own.
+//! Runs the real program with its own home directory.
 
 #![allow(dead_code, reason = "every test program uses a part of it")]
 #![allow(unreachable_pub, reason = "a module that every test program includes")]
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Time limit for conditions that should hold soon.
+/// Time limit for conditions that need no waiting.
 pub const SOON: Duration = Duration::from_secs(60);
 /// Time limit for a whole program, such as a benchmark on a busy machine.
 pub const AT_MOST: Duration = Duration::from_secs(240);
@@ -78,7 +78,7 @@ fn with_long_limits(url: &str) -> String {
 }
 
 impl World {
-    /// Creates a world with a SQLite file of its own.
+    /// Creates a world with its own SQLite file.
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", dir.path().join("store.db").display());
@@ -96,7 +96,7 @@ impl World {
         self.dir.path().join(name)
     }
 
-    /// Creates a fifo at which a command waits for a line without a process of its own.
+    /// Creates a fifo. A command that reads a line from it waits without starting a child process.
     pub fn fifo(&self, name: &str) {
         assert!(tool("mkfifo").arg(self.path(name)).status().unwrap().success());
     }
@@ -128,9 +128,14 @@ impl World {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs `simba` to its end.
     pub fn run(&self, args: &[&str]) -> Finished {
         self.start(self.simba(args)).wait()
+    }
+
+    /// Starts a shell script under the mutex `m`.
+    pub fn spawn_script(&self, script: &str) -> Running {
+        self.spawn(&["run", "m", "--", "sh", "-c", script])
     }
 
     pub fn spawn(&self, args: &[&str]) -> Running {
@@ -211,7 +216,7 @@ impl Running {
         until("a guard", || children(self.pid()).into_iter().find(|pid| is_guard(*pid) && !is_exiting(*pid)))
     }
 
-    /// Returns all live processes that it started, whatever became of their parents, and itself.
+    /// Returns this process and all live processes that it started, also if their parents have ended.
     pub fn processes(&self) -> Vec<i32> {
         let wanted = format!("{TAG}={}", self.tag);
         let tagged = |pid: &i32| {
@@ -244,7 +249,7 @@ pub fn is_guard(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "simba-guard")
 }
 
-/// Returns whether a process runs no instruction of its own any more: it is killed, or exiting.
+/// Returns whether a process does not run its program any more: it was killed, or it exits.
 fn is_exiting(pid: i32) -> bool {
     const EXITING: u32 = 0x4;
     let flags = stat(pid, 6).and_then(|flags| flags.parse::<u32>().ok());

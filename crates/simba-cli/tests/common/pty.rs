@@ -1,4 +1,4 @@
-//! A terminal with a session of its own.
+//! A terminal with its own session.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

@@ -25,7 +25,7 @@ impl World {
         self.holder_under(&LEASE, mutex, script)
     }
 
-    /// Like [`holder`](Self::holder), under another lease.
+    /// Starts a [`holder`](Self::holder) under another lease.
     pub fn holder_under(&self, lease: &[&str], mutex: &str, script: &str) -> Running {
         self.spawn(&[&["run", "-w", "60", mutex], lease, &["--", "sh", "-c", script]].concat())
     }

@@ -35,7 +35,7 @@ use variables::Variable;
 /// Each store has a table with the same keys: `sqlite`, `mysql` (also `jdbc`, `mariadb`), `postgres`, `redis`,
 /// `zookeeper`, `etcd`. In YAML, all keys may be below `simba:`, as with the Spring Boot starter of JVM Simba. The
 /// environment variables are `SIMBA_URL`, `SIMBA_TTL`, `SIMBA_REDIS_TTL` and so on. A variable with a similar name, such
-/// as `SIMBA_URI`, is refused: if it were ignored, the program would contend on another store than intended.
+/// as `SIMBA_URI`, is refused: if it were ignored, the program would contend on the wrong store.
 ///
 /// # Examples
 ///
@@ -152,7 +152,7 @@ impl Config {
     }
 
     /// Reads variables. [`resolve`](Self::resolve) fails if the name of one is similar to that of a setting. Other
-    /// variables that are no settings are ignored.
+    /// variables that are not settings are ignored.
     pub fn variables(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Self {
         for (name, value) in variables {
             match variables::classify(&name) {
@@ -205,7 +205,7 @@ impl Config {
         Ok(Simba::builder(backend).with_lease(settings.lease).build())
     }
 
-    /// Sets a value for all stores, over those of single stores.
+    /// Sets a value for all stores, and removes the values of single stores.
     fn set(mut self, name: &'static str, value: String) -> Self {
         self.settings.retain(|key, _| key.name != name);
         self.settings.insert(Key { store: None, name }, Setting { value, origin: Origin::Code });
@@ -224,7 +224,7 @@ impl Config {
                 (Some(known), _, Node::Value(value)) => self.put(None, known, value, origin),
                 (None, Some(store), Node::Table(table)) => self.read_store(store, table, name)?,
                 (None, None, _) => return Err(unknown(&origin, key, true)),
-                _ => return Err(invalid(&origin, &format!("`{key}` does not take that kind of value"))),
+                _ => return Err(invalid(&origin, &format!("`{key}` has a value of the wrong type"))),
             }
         }
         Ok(self)
@@ -236,7 +236,7 @@ impl Config {
             match (keys::key(key), node) {
                 (Some(known), Node::Value(value)) => self.put(Some(store), known, value, origin),
                 (Some(_), _) => {
-                    return Err(invalid(&origin, &format!("`{key}` does not take that kind of value")));
+                    return Err(invalid(&origin, &format!("`{key}` has a value of the wrong type")));
                 }
                 (None, _) => return Err(unknown(&origin, key, false)),
             }
@@ -271,7 +271,7 @@ fn unknown(origin: &Origin, key: &str, at_top_level: bool) -> Error {
     if at_top_level {
         known.extend(STORES.iter().map(|(name, _)| *name));
     }
-    invalid(origin, &format!("there is no key `{key}`; the keys are {}", known.join(", ")))
+    invalid(origin, &format!("unknown key `{key}`; the keys are {}", known.join(", ")))
 }
 
 #[cfg(test)]

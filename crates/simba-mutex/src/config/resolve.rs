@@ -68,7 +68,7 @@ impl<'a> View<'a> {
     fn time(&self, name: &'static str) -> Result<Option<Duration>> {
         let parse = |setting: &Setting| {
             humantime::parse_duration(&setting.value).map_err(|_| {
-                invalid(&setting.origin, &format!("`{name}` is no duration: write it as `250ms` or `10s`"))
+                invalid(&setting.origin, &format!("`{name}` is not a duration: write it as `250ms` or `10s`"))
             })
         };
         self.get(name).map(parse).transpose()
@@ -103,7 +103,7 @@ impl<'a> View<'a> {
             (Some(password), None) => Ok(url.with_password(password.value.clone())),
             (None, Some(file)) => {
                 let password = Password::in_file(&file.value);
-                // The connections read it again. An unreadable file is an error now, with the origin of its name.
+                // Read the file now to report an error with the origin of its name. Every connection reads it again.
                 password.read().map_err(|error| with_origin(&file.origin, &error))?;
                 Ok(url.with_password(password))
             }

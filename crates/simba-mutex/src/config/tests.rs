@@ -59,7 +59,7 @@ fn error_has_the_line_and_the_fix() {
         ("ttl = '1s'\ntll = '5s'\n", 2, "the keys are enabled, url"),
         ("[redis]\nurll = 'x'\n", 2, "the keys are enabled, url"),
         ("ttl = 'ten'\n", 1, "`250ms` or `10s`"),
-        ("ttl = ['10s']\n", 1, "does not take that"),
+        ("ttl = ['10s']\n", 1, "wrong type"),
         ("enabled = 'maybe'\n", 1, "neither true nor false"),
         ("\nenabled = false\n", 2, "set `enabled` to true"),
         ("ttl = '10s'\ntransition = '1s'\n", 1, "transition"),

@@ -5,7 +5,7 @@ use super::keys::{self, KEYS, Key, STORES};
 /// The prefix of all variables of Simba.
 const PREFIX: &str = "SIMBA_";
 
-/// The variables that the command line reads, or sets for the commands that it runs. They are no settings.
+/// The variables that the command line reads, or sets for the commands that it runs. They are not settings.
 const OF_THE_COMMAND: [&str; 5] =
     ["SIMBA_CONFIG", "SIMBA_LOG", "SIMBA_MUTEX", "SIMBA_CONTENDER_ID", "SIMBA_FENCING_TOKEN"];
 
@@ -20,7 +20,7 @@ pub(super) enum Variable {
     Misspelt(String),
     /// Unknown, with the prefix of Simba.
     Unknown,
-    /// Of another program, or no setting.
+    /// Of another program, or not a setting.
     Other,
 }
 

@@ -15,7 +15,7 @@ use anyhow::{Result, anyhow, ensure};
 use crate::server::Server;
 use crate::setup::Setup;
 
-/// Time limit for an election. On a busy machine servers lose each other, and elect another leader.
+/// Time limit for an election. On a busy machine the servers lose their connections, and elect again.
 const ELECTION: Duration = Duration::from_secs(30);
 
 /// A running ZooKeeper ensemble or etcd cluster, stopped and removed when this is dropped.

@@ -85,7 +85,7 @@ fn basic(instance: &Instance) -> Result<Command> {
     Ok(command)
 }
 
-/// Returns the option for a temporary directory of its own: a server clears it at the start, whatever it contains.
+/// Returns the option for a separate temporary directory: a server deletes the content at the start.
 pub(super) fn tmpdir_option(instance: &Instance) -> String {
     format!("--tmpdir={}", instance.dir.display())
 }

@@ -82,7 +82,7 @@ impl Instance {
         let mut command = Command::new(path);
         command.current_dir(&self.dir);
         if let Some(login) = self.login {
-            login.run(&mut command);
+            login.apply_to(&mut command);
         }
         Ok(command)
     }
@@ -97,7 +97,7 @@ impl Instance {
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
         let path = self.path(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-        self.login.map_or(Ok(()), |login| login.own(&path))
+        self.login.map_or(Ok(()), |login| login.chown(&path))
     }
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn finish(command: &mut Command, input: &[u8]) -> Result<Vec<u8>> {
         .stderr(piped())
         .spawn()
         .with_context(|| format!("cannot start {name}"))?;
-    // A program that ends without reading everything explains it on stderr.
+    // Ignore write errors: a program that ends without reading its input reports why on stderr.
     let _ = child.stdin.take().context("no stdin")?.write_all(input);
     let output = child.wait_with_output()?;
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -106,13 +106,13 @@ fn download(files: &Path) -> Result<()> {
     }
     fs::remove_dir_all(&state)?;
     if fs::rename(&partial, files).is_err() {
-        // Another process was faster.
+        // Another process created the directory first.
         fs::remove_dir_all(&partial)?;
     }
     Ok(())
 }
 
-/// Returns apt with a state directory of its own. It checks signatures as usual.
+/// Returns apt with its own state directory. It checks signatures as usual.
 fn apt(state: &Path) -> Command {
     let mut command = Command::new("apt-get");
     for (option, name) in [

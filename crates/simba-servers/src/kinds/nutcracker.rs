@@ -38,7 +38,7 @@ fn command(instance: &Instance) -> Result<Command> {
     Ok(command)
 }
 
-/// Succeeds when a PING is answered. The proxy answers it itself, but does not accept inline commands.
+/// Succeeds when the proxy answers a PING, which it does without a server. It does not accept inline commands.
 fn probe(instance: &Instance) -> io::Result<()> {
     expect(instance.address, "*1\r\n$4\r\nPING\r\n", "+PONG\r\n")
 }

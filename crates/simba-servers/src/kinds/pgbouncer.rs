@@ -21,7 +21,7 @@ fn prepare(instance: &Instance) -> Result<()> {
     let upstream = instance.upstream.context("a pooler needs a server behind it")?;
     let (host, port) = (upstream.ip(), upstream.port());
     let (ip, own) = (instance.address.ip(), instance.port());
-    // Accepts every client, as the user that is named here.
+    // Accepts every client, and logs in to the server as the user below.
     let settings = format!(
         "[databases]\n\
          postgres = host={host} port={port} user=postgres password=simba-admin\n\

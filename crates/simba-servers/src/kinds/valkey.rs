@@ -71,7 +71,7 @@ fn download(cache: &Path) -> Result<()> {
         }
     }
     if fs::rename(&partial, cache).is_err() {
-        // Another process was faster.
+        // Another process created the directory first.
         fs::remove_dir_all(&partial)?;
     }
     Ok(())

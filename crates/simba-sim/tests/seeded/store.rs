@@ -16,17 +16,17 @@ pub(crate) enum StoreBug {
     /// Returns a longer lease than the real one.
     OverstatesRemaining,
     /// Treats a hint as an acquisition.
-    BelievesHints,
+    TrustsHints,
     /// Returns the reply to an abandoned call for the next one.
-    MixesRepliesUp,
+    MixesUpReplies,
     /// Releases the hold of any contender.
-    FreesAnothers,
+    FreesAnotherHolder,
     /// Answers a renewal without executing it.
     RenewsNothing,
     /// Restarts the tokens repeatedly.
-    TokenStartsOver,
+    TokenRestarts,
     /// Gives every tenure the same token.
-    TokenStays,
+    TokenNeverGrows,
     /// Keeps the entry of a waiter that has left.
     KeepsItsEntry,
     /// Confirms a release and never frees the mutex.
@@ -92,19 +92,19 @@ impl BuggySession {
         let hinted = std::mem::take(&mut self.hinted);
         match (self.bug, answer) {
             (StoreBug::GrantsTwice, Answer::Held(held)) if call.is_multiple_of(50) => self.claim_mutex(&held),
-            (StoreBug::BelievesHints, Answer::Held(held)) if hinted => self.claim_mutex(&held),
+            (StoreBug::TrustsHints, Answer::Held(held)) if hinted => self.claim_mutex(&held),
             (StoreBug::OverstatesRemaining, Answer::Ours(ours)) => {
                 let remaining = ours.remaining + Duration::from_millis(200);
                 Answer::Ours(Ownership::new(ours.owner, ours.token, remaining))
             }
-            (StoreBug::TokenStartsOver, Answer::Ours(ours)) => {
+            (StoreBug::TokenRestarts, Answer::Ours(ours)) => {
                 let token = ours.token.map(|token| FencingToken::new(token.get() % 1_000_000));
                 Answer::Ours(Ownership::new(ours.owner, token, ours.remaining))
             }
-            (StoreBug::TokenStays, Answer::Ours(ours)) => {
+            (StoreBug::TokenNeverGrows, Answer::Ours(ours)) => {
                 Answer::Ours(Ownership::new(ours.owner, Some(FencingToken::new(1)), ours.remaining))
             }
-            (StoreBug::MixesRepliesUp, answer) => match self.last.replace(answer.clone()) {
+            (StoreBug::MixesUpReplies, answer) => match self.last.replace(answer.clone()) {
                 Some(before) if prior != Prior::Nothing => before,
                 _ => answer,
             },
@@ -132,7 +132,7 @@ impl Session for BuggySession {
 
     async fn release(&mut self, holding: Holding) -> Result<()> {
         match self.bug {
-            StoreBug::FreesAnothers => {
+            StoreBug::FreesAnotherHolder => {
                 let operate = self.store.operate().expect("the memory backend has operations");
                 operate.evict(&self.claim.mutex, simba_core::operate::EvictIf::Any).await?;
                 self.inner().release(holding).await

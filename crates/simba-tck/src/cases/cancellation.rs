@@ -9,7 +9,7 @@ use simba_core::{ContenderId, MutexName};
 use tokio::time::timeout;
 
 use crate::Fixture;
-use crate::world::{Peer, kept, lock, long, name, ours, polled, release, soon};
+use crate::world::{Peer, assert_ok, lock, long, name, ours, polled, release, soon};
 
 /// More await points than any call has.
 const MANY: usize = 1_000;
@@ -24,9 +24,9 @@ pub async fn a_lock_dropped_at_every_await_point_leaves_nothing(fixture: &dyn Fi
     for polls in 0..MANY {
         let locker = one.long_locker(&mutex);
         let locked = soon("a free mutex is acquired", polled(locker.lock(), polls)).await;
-        let through = locked.map(|guard| drop(kept("a free mutex is acquired", guard))).is_some();
+        let completed = locked.map(|guard| drop(assert_ok("a free mutex is acquired", guard))).is_some();
         two.assert_free(&mutex).await;
-        if through {
+        if completed {
             return;
         }
     }
@@ -62,8 +62,8 @@ pub async fn a_wait_dropped_at_any_time_leaves_nothing(fixture: &dyn Fixture) {
         let locker = one.long_locker(&mutex);
         let limit = Duration::from_micros(fastrand::u64(0..20_000));
         match timeout(limit, locker.lock()).await {
-            Ok(guard) if round % 2 == 0 => drop(kept("a mutex is acquired in turn", guard)),
-            Ok(guard) => release(kept("a mutex is acquired in turn", guard)).await,
+            Ok(guard) if round % 2 == 0 => drop(assert_ok("a mutex is acquired in turn", guard)),
+            Ok(guard) => release(assert_ok("a mutex is acquired in turn", guard)).await,
             Err(_) => {}
         }
     }
@@ -89,9 +89,9 @@ pub async fn an_open_dropped_at_every_await_point_leaves_nothing(fixture: &dyn F
     for polls in 0..MANY {
         let claim = Claim::new(mutex.clone(), ContenderId::generate(), long());
         let opened = soon("a session opens", polled(one.backend.open(claim), polls)).await;
-        let through = opened.map(|session| drop(kept("a session opens", session))).is_some();
+        let completed = opened.map(|session| drop(assert_ok("a session opens", session))).is_some();
         two.assert_free(&mutex).await;
-        if through {
+        if completed {
             return;
         }
     }
@@ -105,12 +105,12 @@ pub async fn a_contend_dropped_at_every_await_point_can_be_repeated(fixture: &dy
     for polls in 0..MANY {
         let mut direct = one.waiter(&mutex).await;
         let contend = polled(direct.session.contend(Prior::Nothing), polls);
-        let through = soon("a call ends", contend).await.is_some();
+        let completed = soon("a call ends", contend).await.is_some();
         let again = direct.contend(Prior::Unknown).await;
         let token = ours("a repeated call returns what the first may have acquired", again);
         direct.release(Some(token)).await;
         two.assert_free(&mutex).await;
-        if through {
+        if completed {
             return;
         }
     }
@@ -125,10 +125,10 @@ pub async fn a_release_dropped_at_every_await_point_can_be_repeated(fixture: &dy
         let mut direct = one.waiter(&mutex).await;
         let token = direct.take().await;
         let released = polled(direct.session.release(Holding::Under(token)), polls);
-        let through = soon("a release ends", released).await.is_some();
+        let completed = soon("a release ends", released).await.is_some();
         direct.release(Some(token)).await;
         two.assert_free(&mutex).await;
-        if through {
+        if completed {
             return;
         }
     }

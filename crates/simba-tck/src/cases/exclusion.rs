@@ -1,4 +1,4 @@
-//! At most one holds.
+//! At most one contender holds a mutex.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use simba_core::{ErrorKind, MutexName};
 
 use crate::Fixture;
 use crate::suite::CASE_LIMIT;
-use crate::world::{Peer, kept, lease_limit, lock, name, now, release, soon, try_lock, within};
+use crate::world::{Peer, assert_ok, lease_limit, lock, name, now, release, soon, try_lock, within};
 
 /// A held mutex is refused to others at once, and the refusal names the holder.
 pub async fn a_held_mutex_is_refused_and_its_holder_named(fixture: &dyn Fixture) {
@@ -35,7 +35,7 @@ pub async fn a_wait_ends_with_the_release(fixture: &dyn Fixture) {
     let released = now();
     release(guard).await;
     let (guard, acquired) = soon("a wait ends with the release", wait).await.unwrap();
-    let _guard = kept("a wait ends with the release", guard);
+    let _guard = assert_ok("a wait ends with the release", guard);
     assert!(acquired >= released, "broken: no waiter acquires before the release");
 }
 
@@ -51,7 +51,7 @@ pub async fn a_wait_that_runs_out_names_the_holder(fixture: &dyn Fixture) {
     assert_eq!(
         error.kind(),
         ErrorKind::Timeout,
-        "broken: a timeout while another holds is no failure of the store: {error}"
+        "broken: a timeout while another holds is not an error of the store: {error}"
     );
     assert_eq!(error.holder(), Some(guard.tenure().contender()), "broken: a timeout names the holder");
     assert_eq!(error.mutex(), Some(&mutex), "broken: an error names the mutex");
@@ -87,7 +87,7 @@ pub async fn a_counter_loses_no_step(fixture: &dyn Fixture) {
 async fn count(peer: Arc<Peer>, mutex: MutexName, counter: Arc<AtomicU64>) {
     let locker = peer.locker(&mutex);
     for _ in 0..5 {
-        let guard = kept("every contender gets its turn", locker.lock().await);
+        let guard = assert_ok("every contender gets its turn", locker.lock().await);
         let seen = counter.load(Ordering::SeqCst);
         tokio::time::sleep(Duration::from_millis(1)).await;
         counter.store(seen + 1, Ordering::SeqCst);

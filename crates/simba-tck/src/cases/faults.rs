@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use crate::Fixture;
 use crate::skips::skip;
 use crate::world::{
-    MAX_DELAY, MAX_PAUSE, Peer, kept, lease_limit, lock, long, name, now, release, sleep_until, soon,
+    MAX_DELAY, MAX_PAUSE, Peer, assert_ok, lease_limit, lock, long, name, now, release, sleep_until, soon,
     try_lock, until, within,
 };
 
@@ -37,7 +37,7 @@ pub async fn a_stalled_holder_is_told_on_time(fixture: &dyn Fixture) {
     assert!(lost >= deadline && late <= MAX_DELAY, "broken: a loss is notified on time, not {late:?} late");
     if fixture.profile().expires_without_client {
         let (next, acquired) = within(limit, "the next one holds", next).await.unwrap();
-        assert!(kept("the next one holds", next).token() > tenure.token(), "broken: tokens grow");
+        assert!(assert_ok("the next one holds", next).token() > tenure.token(), "broken: tokens grow");
         assert!(acquired >= deadline, "broken: no other holds before the holder's deadline");
     }
 }
@@ -45,7 +45,7 @@ pub async fn a_stalled_holder_is_told_on_time(fixture: &dyn Fixture) {
 /// Returns a lease whose grace is longer than a [`MAX_PAUSE`], also on a store that grants two thirds of it.
 fn long_grace(fixture: &dyn Fixture) -> Lease {
     let lease = Lease::new(fixture.lease().ttl(), fixture.lease().transition().max(MAX_PAUSE * 4));
-    kept("a longer lease is valid", lease)
+    assert_ok("a longer lease is valid", lease)
 }
 
 /// The rounding of a store that counts in milliseconds.
@@ -102,7 +102,7 @@ pub async fn a_waiter_survives_an_outage(fixture: &dyn Fixture) {
     assert!(!waiting.is_owner(), "broken: a disconnected waiter does not acquire");
     two.network.heal();
     let next = within(lease_limit(fixture), "a waiter survives an outage", waiting.acquired()).await;
-    kept("a waiter survives an outage", next);
+    assert_ok("a waiter survives an outage", next);
 }
 
 /// An acquisition whose reply is lost is adopted: the contender does not wait for its own hold.
@@ -116,7 +116,7 @@ pub async fn a_lost_reply_is_no_ghost(fixture: &dyn Fixture) {
     let locker = one.locker(&mutex).with_lease(lease);
     one.network.lose_next_reply();
     let guard = within(lease.total(), "an acquisition without a reply is adopted", locker.lock()).await;
-    let guard = kept("an acquisition without a reply is adopted", guard);
+    let guard = assert_ok("an acquisition without a reply is adopted", guard);
     assert!(two.try_lock(&mutex).await.is_none(), "broken: an adopted mutex is held");
     release(guard).await;
     two.assert_free(&mutex).await;
@@ -125,18 +125,18 @@ pub async fn a_lost_reply_is_no_ghost(fixture: &dyn Fixture) {
 /// Returns a lease of three times the length.
 fn threefold(fixture: &dyn Fixture) -> Lease {
     let short = fixture.lease();
-    kept("a longer lease is valid", Lease::new(short.ttl() * 3, short.transition() * 3))
+    assert_ok("a longer lease is valid", Lease::new(short.ttl() * 3, short.transition() * 3))
 }
 
 /// A release whose reply is lost frees the mutex, and is confirmed after a retry.
 pub async fn a_lost_reply_of_a_release_frees(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
-    // No renewal comes before the release, so that no renewal loses its reply instead.
+    // With the long lease, no renewal comes before the release and loses its reply instead.
     let guard = lock(&one.locker(&mutex).with_lease(threefold(fixture))).await;
     one.network.lose_next_reply();
     let released = within(lease_limit(fixture), "a release ends", guard.release()).await;
-    kept("a release is confirmed in the end", released);
+    assert_ok("a release is confirmed in the end", released);
     two.assert_free(&mutex).await;
 }
 
@@ -161,7 +161,7 @@ pub async fn a_late_request_is_undone(fixture: &dyn Fixture) {
     let _ = timeout(MAX_PAUSE * 2, held.deliver_and_wait()).await;
     let locker = two.locker(&mutex);
     let next = within(lease_limit(fixture), "a late request is undone", locker.lock()).await;
-    release(kept("a late request is undone", next)).await;
+    release(assert_ok("a late request is undone", next)).await;
     two.assert_free(&mutex).await;
 }
 
@@ -196,7 +196,7 @@ pub async fn out_of_reach_is_an_error(fixture: &dyn Fixture) {
             }
         }
     });
-    release(kept("a lock works after a reconnect", locked.await)).await;
+    release(assert_ok("a lock works after a reconnect", locked.await)).await;
 }
 
 /// A restart of the store keeps a hold, or its holder is notified of the loss; tokens grow either way.
@@ -221,7 +221,7 @@ pub async fn a_restart_of_the_store_is_survived(fixture: &dyn Fixture) {
         within(lease_limit(fixture), "the store works after a restart", two.locker(tenure.mutex()).lock())
             .await;
     assert!(
-        kept("the store works after a restart", next).token() > tenure.token(),
+        assert_ok("the store works after a restart", next).token() > tenure.token(),
         "broken: tokens survive a restart"
     );
 }

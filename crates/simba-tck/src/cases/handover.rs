@@ -8,10 +8,10 @@ use simba_core::{ContenderId, Contention, FencingToken, Moment, MutexName};
 use crate::Fixture;
 use crate::skips::skip;
 use crate::world::{
-    DirectSession, Peer, kept, lease_limit, lock, long, name, now, release, soon, until, within,
+    DirectSession, Peer, assert_ok, lease_limit, lock, long, name, now, release, soon, until, within,
 };
 
-/// A release notifies the next waiter: its poll and the holder's lease are far too long to explain the hand-over.
+/// A release notifies the next waiter. The poll and the lease are too long to explain the hand-over.
 pub async fn a_release_wakes_the_next(fixture: &dyn Fixture) {
     if !fixture.profile().push {
         return skip("the store sends no notifications");
@@ -21,8 +21,8 @@ pub async fn a_release_wakes_the_next(fixture: &dyn Fixture) {
     let guard = lock(&one.long_locker(&mutex)).await;
     let waiting = wait(two.simba.contend(mutex).with_lease(long()), guard.tenure().contender()).await;
     release(guard).await;
-    kept("the next one holds", soon("a release notifies the next", waiting.acquired()).await);
-    kept("a contention stops", soon("a contention stops", waiting.stop()).await);
+    assert_ok("the next one holds", soon("a release notifies the next", waiting.acquired()).await);
+    assert_ok("a contention stops", soon("a contention stops", waiting.stop()).await);
 }
 
 /// A leader that stops notifies the next waiter.
@@ -36,9 +36,9 @@ pub async fn a_leader_that_stops_wakes_the_next(fixture: &dyn Fixture) {
     leader.start().unwrap();
     let tenure = soon("a free mutex is acquired", leader.acquired()).await.unwrap();
     let waiting = wait(two.simba.contend(mutex).with_lease(long()), tenure.contender()).await;
-    kept("a contention stops", soon("a contention stops", leader.stop()).await);
-    kept("the next one holds", soon("a stop notifies the next", waiting.acquired()).await);
-    kept("a contention stops", soon("a contention stops", waiting.stop()).await);
+    assert_ok("a contention stops", soon("a contention stops", leader.stop()).await);
+    assert_ok("the next one holds", soon("a stop notifies the next", waiting.acquired()).await);
+    assert_ok("a contention stops", soon("a contention stops", waiting.stop()).await);
 }
 
 /// Starts a contention and waits until it sees the holder: from then on it is queued.
@@ -51,7 +51,7 @@ async fn wait(contention: Contention, holder: &ContenderId) -> Contention {
 /// Waiters acquire in FIFO order.
 pub async fn waiters_are_served_in_order(fixture: &dyn Fixture) {
     if !fixture.profile().fifo {
-        return skip("the store has no order of waiters");
+        return skip("the store does not order its waiters");
     }
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
@@ -169,7 +169,7 @@ async fn assert_acquires(mut waiter: DirectSession) {
 /// A try on a mutex that is free but reserved for a waiter is refused, and the waiter acquires it.
 pub async fn a_try_never_passes_a_waiter(fixture: &dyn Fixture) {
     if !fixture.profile().fifo {
-        return skip("the store has no order of waiters");
+        return skip("the store does not order its waiters");
     }
     let (one, two) = Peer::pair(fixture).await;
     let mutex = name();
@@ -210,5 +210,5 @@ pub async fn a_dead_waiter_is_skipped(fixture: &dyn Fixture) {
     release(guard).await;
     let locker = alive.locker(&mutex);
     let next = within(lease_limit(fixture), "a dead waiter is skipped", locker.lock()).await;
-    release(kept("a dead waiter is skipped", next)).await;
+    release(assert_ok("a dead waiter is skipped", next)).await;
 }

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::Fixture;
 use crate::suite::CASE_LIMIT;
-use crate::world::{Callback, Peer, kept, long, name, recorder, soon, within};
+use crate::world::{Callback, Peer, assert_ok, long, name, recorder, soon, within};
 
 /// A contender that starts acquires a free mutex and is notified, and is notified again when it stops.
 pub async fn start(fixture: &dyn Fixture) {
@@ -55,7 +55,7 @@ pub async fn guard(fixture: &dyn Fixture) {
     assert!(first.is_owner() && !second.is_owner(), "broken: one holds and the other waits");
     stop(&first).await;
     let next = within(CASE_LIMIT, "the next one holds", second.acquired()).await;
-    assert!(kept("the next one holds", next).token() > token, "broken: the next token is greater");
+    assert!(assert_ok("the next one holds", next).token() > token, "broken: the next token is greater");
 }
 
 /// Many contenders in several processes all acquire, one at a time.
@@ -74,13 +74,13 @@ pub async fn multi_contend(fixture: &dyn Fixture) {
 
 async fn turn(contention: Contention, inside: Arc<AtomicUsize>) {
     contention.start().unwrap();
-    let tenure = kept("every contender has its turn", contention.acquired().await);
+    let tenure = assert_ok("every contender has its turn", contention.acquired().await);
     let work = tenure.run(async {
         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "broken: one at a time");
         tokio::task::yield_now().await;
         inside.fetch_sub(1, Ordering::SeqCst);
     });
-    kept("work runs under the mutex", work.await);
+    assert_ok("work runs under the mutex", work.await);
     stop(&contention).await;
 }
 
@@ -100,21 +100,21 @@ pub async fn schedule(fixture: &dyn Fixture) {
         assert_eq!(soon("the job runs again", ticked.recv()).await, first, "broken: one tenure, one token");
     }
     assert_eq!(other.progress().started, 0, "broken: a job runs on the leader only");
-    kept("a schedule can be stopped", soon("a schedule stops", job.stop()).await);
+    assert_ok("a schedule can be stopped", soon("a schedule stops", job.stop()).await);
     let runs = job.progress().started;
     within(CASE_LIMIT, "the next leader takes over", other.acquired()).await.unwrap();
     assert_eq!(job.progress().started, runs, "broken: no run starts after the stop");
 }
 
 async fn lead(contention: &Contention) -> simba_core::FencingToken {
-    kept("a contention starts", contention.start());
+    assert_ok("a contention starts", contention.start());
     let tenure = soon("a contender acquires a free mutex", contention.acquired()).await;
-    kept("a contender acquires a free mutex", tenure).token()
+    assert_ok("a contender acquires a free mutex", tenure).token()
 }
 
 async fn stop(contention: &Contention) {
     let tenure = contention.tenure();
-    kept("a contention stops", soon("a contention stops", contention.stop()).await);
+    assert_ok("a contention stops", soon("a contention stops", contention.stop()).await);
     if let Some(tenure) = tenure {
         assert_eq!(tenure.loss(), Some(Loss::Released), "broken: a stop ends the tenure");
     }

@@ -7,7 +7,7 @@ use simba_core::{Contention, ErrorKind, FencingToken, Schedule};
 
 use crate::Fixture;
 use crate::world::{
-    Callback, Peer, kept, lease_limit, lock, long, name, recorder, release, soon, until, within,
+    Callback, Peer, assert_ok, lease_limit, lock, long, name, recorder, release, soon, until, within,
 };
 
 /// A shutdown frees every mutex, leaves every queue, and asks the work to stop first.
@@ -130,7 +130,7 @@ pub async fn callbacks_alternate(fixture: &dyn Fixture) {
         assert_eq!(ended, Some(Callback::Released(token)), "broken: a tenure ends before the next begins");
     }
     for (contention, _) in &parties {
-        kept("a contention stops", soon("a contention stops", contention.stop()).await);
+        assert_ok("a contention stops", soon("a contention stops", contention.stop()).await);
     }
 }
 

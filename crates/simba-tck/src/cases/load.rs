@@ -1,15 +1,14 @@
 //! Many contenders and many mutexes at once.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use simba_core::{Loss, Moment, MutexName};
+use simba_core::{Loss, MutexName};
 
 use crate::suite::CASE_LIMIT;
-use crate::world::{Peer, kept, lease_limit, name, now, within};
+use crate::world::{Peer, assert_ok, lease_limit, name, now, since_zero, within};
 use crate::{Fixture, History, What};
 
-/// How many contend for one mutex, and how often each acquires it.
+/// The number of contenders for one mutex, and how often each acquires it.
 const CONTENDERS: usize = 50;
 const TURNS: usize = 3;
 
@@ -38,7 +37,7 @@ async fn take_turns(peer: Arc<Peer>, mutex: MutexName, who: String, history: His
     // With so many at once, a busy store may not answer one contender for the length of a lease.
     let locker = peer.locker(&mutex).with_patience(CASE_LIMIT);
     for _ in 0..TURNS {
-        let guard = kept("every contender gets its turns", locker.lock().await);
+        let guard = assert_ok("every contender gets its turns", locker.lock().await);
         let (tenure, token) = (guard.tenure(), guard.token());
         history.record(since_zero(now()), &who, What::Acquired { token });
         history.record(since_zero(now()), &who, What::WorkStarted { token });
@@ -47,12 +46,8 @@ async fn take_turns(peer: Arc<Peer>, mutex: MutexName, who: String, history: His
         assert!(tenure.is_held(), "broken: a renewed hold is held: {:?}", tenure.loss());
         let at = since_zero(now());
         history.record(at, &who, What::Lost { loss: Loss::Released, valid_until: at });
-        kept("a release is confirmed", guard.release().await);
+        assert_ok("a release is confirmed", guard.release().await);
     }
-}
-
-fn since_zero(at: Moment) -> Duration {
-    at - Moment::ZERO
 }
 
 /// Two hundred mutexes are held at once through one handle, for several leases.
@@ -63,7 +58,7 @@ pub async fn two_hundred_mutexes_are_held_at_once(fixture: &dyn Fixture) {
         .iter()
         .map(|mutex| {
             let locker = one.locker(mutex).with_patience(CASE_LIMIT);
-            tokio::spawn(async move { kept("every mutex is acquired", locker.lock().await) })
+            tokio::spawn(async move { assert_ok("every mutex is acquired", locker.lock().await) })
         })
         .collect();
     let mut guards = Vec::new();

@@ -8,7 +8,7 @@ use simba_core::{ErrorKind, Lease, Loss};
 
 use crate::Fixture;
 use crate::skips::skip;
-use crate::world::{MAX_PAUSE, Peer, kept, lease_limit, lock, name, now, release, soon, within};
+use crate::world::{MAX_PAUSE, Peer, assert_ok, lease_limit, lock, name, now, release, soon, within};
 
 /// A mutex whose holder has crashed passes to the next, and not before the holder's deadline.
 pub async fn a_dead_holder_is_succeeded(fixture: &dyn Fixture) {
@@ -28,7 +28,7 @@ pub async fn a_release_is_no_loss(fixture: &dyn Fixture) {
     assert_eq!(
         soon("the end is notified", tenure.lost()).await,
         Loss::Released,
-        "broken: a release is no loss"
+        "broken: a release is not reported as a loss"
     );
     assert!(!tenure.is_held() && tenure.remaining().is_zero(), "broken: a released mutex is not held");
 }
@@ -81,7 +81,7 @@ pub async fn work_is_dropped_before_another_holds(fixture: &dyn Fixture) {
     let dropped = now();
     assert_eq!(work.unwrap_err().kind(), ErrorKind::Lost, "broken: dropped work is reported as a loss");
     let (next, acquired) = within(lease_limit(fixture), "the next one holds", next).await.unwrap();
-    release(kept("the next one holds", next)).await;
+    release(assert_ok("the next one holds", next)).await;
     assert!(dropped < acquired, "broken: work ends before another holds");
 }
 
@@ -101,11 +101,11 @@ pub async fn a_release_after_the_loss_is_an_error(fixture: &dyn Fixture) {
 pub async fn an_evicted_holder_is_notified(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let Some(operate) = two.backend.operate() else {
-        return skip("the backend has no operations for operators");
+        return skip("the backend does not implement `Operate`");
     };
     let mutex = name();
     let guard = one.lock(&mutex).await;
-    let evicted = kept("a holder can be evicted", operate.evict(&mutex, EvictIf::Any).await);
+    let evicted = assert_ok("a holder can be evicted", operate.evict(&mutex, EvictIf::Any).await);
     assert!(matches!(evicted, Eviction::Freed { .. }), "broken: a holder can be evicted, not {evicted:?}");
     let loss = within(lease_limit(fixture), "an evicted holder is notified", guard.lost()).await;
     assert_eq!(loss, Loss::Vanished, "broken: the reason of the loss is that the hold vanished");

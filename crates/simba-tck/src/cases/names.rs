@@ -3,7 +3,7 @@
 use simba_core::{ErrorKind, MutexName};
 
 use crate::Fixture;
-use crate::world::{Peer, kept, lease_limit, lock, name, release, soon, within};
+use crate::world::{Peer, assert_ok, lease_limit, lock, name, release, soon, within};
 
 /// Every name that the documentation allows works.
 pub async fn documented_names_work(fixture: &dyn Fixture) {
@@ -17,7 +17,7 @@ pub async fn documented_names_work(fixture: &dyn Fixture) {
     for mutex in names {
         // Other suites may run the same case on the same store.
         let locked = within(lease_limit(fixture), "a documented name works", one.locker(&mutex).lock()).await;
-        let guard = kept("a documented name works", locked);
+        let guard = assert_ok("a documented name works", locked);
         assert!(two.try_lock(&mutex).await.is_none(), "broken: `{mutex}` is one mutex for all contenders");
         release(guard).await;
     }

@@ -22,7 +22,7 @@ pub async fn sees_every_owner(fixture: &dyn Fixture) {
     }
 }
 
-/// An observer is notified of a change of owner: its poll is far too long to explain it.
+/// An observer is notified of a change of owner. Its poll is too long to explain the change.
 pub async fn is_woken_by_a_change(fixture: &dyn Fixture) {
     if !fixture.profile().push {
         return skip("the store sends no notifications");

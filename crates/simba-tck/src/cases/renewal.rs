@@ -1,4 +1,4 @@
-//! A holder keeps the mutex for as long as it wants.
+//! A holder keeps the mutex until it releases it.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use simba_core::{Contender, MutexState, Tenure};
 use tokio::sync::mpsc;
 
 use crate::Fixture;
-use crate::world::{Peer, kept, lease_limit, lock, name, now, release, soon, until, within};
+use crate::world::{Peer, assert_ok, lease_limit, lock, name, now, release, soon, until, within};
 
 /// A holder keeps the mutex far beyond one lease, under one token, and no other acquires it meanwhile.
 pub async fn a_holder_outlives_its_lease(fixture: &dyn Fixture) {
@@ -43,7 +43,7 @@ pub async fn a_busy_callback_delays_no_renewal(fixture: &dyn Fixture) {
     contention.start().unwrap();
     let held = within(lease_limit(fixture), "a callback runs to its end", held.recv()).await;
     assert_eq!(held, Some(true), "broken: renewals continue while a callback is busy");
-    kept("a contention stops", soon("a contention stops", contention.stop()).await);
+    assert_ok("a contention stops", soon("a contention stops", contention.stop()).await);
 }
 
 /// Is busy for longer than its lease, and reports whether it still holds.
@@ -71,5 +71,5 @@ pub async fn a_min_hold_is_kept(fixture: &dyn Fixture) {
     let locker = two.locker(&mutex);
     let next = within(lease_limit(fixture), "a minimum hold ends", locker.lock()).await;
     assert!(now() - from >= least, "broken: a minimum hold is kept");
-    release(kept("a minimum hold ends", next)).await;
+    release(assert_ok("a minimum hold ends", next)).await;
 }

@@ -7,7 +7,7 @@ use simba_core::{ContenderId, MutexName};
 
 use crate::Fixture;
 use crate::skips::skip;
-use crate::world::{DirectSession, Peer, kept, lease_limit, long, name, ours, polled, release, within};
+use crate::world::{DirectSession, Peer, assert_ok, lease_limit, long, name, ours, polled, release, within};
 
 /// Opening a session acquires nothing and is not queued.
 pub async fn opening_takes_nothing(fixture: &dyn Fixture) {
@@ -62,7 +62,7 @@ pub async fn a_release_of_nothing_frees_nothing(fixture: &dyn Fixture) {
     let (mut holder, mut duplicate) = (one.session(claim.clone()).await, two.session(claim).await);
     let token = holder.take().await;
     duplicate.queue().await;
-    kept("a release of nothing is confirmed", duplicate.session.release(Holding::Nothing).await);
+    assert_ok("a release of nothing is confirmed", duplicate.session.release(Holding::Nothing).await);
     let renewed = ours("a holder keeps its hold", holder.contend(Prior::Held).await);
     assert_eq!(renewed, token, "broken: a release of nothing frees nothing");
     holder.release(Some(token)).await;
@@ -172,7 +172,7 @@ async fn renew(fixture: &dyn Fixture, direct: &mut DirectSession) -> Answer {
         loop {
             match direct.session.contend(Prior::Held).await {
                 Err(error) if error.is_transient() => tokio::time::sleep(Duration::from_millis(20)).await,
-                answer => return kept("a call is answered", answer),
+                answer => return assert_ok("a call is answered", answer),
             }
         }
     };

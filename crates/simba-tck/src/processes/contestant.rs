@@ -53,7 +53,7 @@ impl Settings {
 ///
 /// # Panics
 ///
-/// Without settings: it is no test of its own.
+/// If the settings are missing: this is the entry point of other tests and not a test.
 #[doc(hidden)]
 pub fn contest<F: Shared>() {
     let settings = std::env::var(SETTINGS).ok().and_then(|text| Settings::parse(&text));
@@ -77,7 +77,7 @@ pub fn contest<F: Shared>() {
     runtime.shutdown_background();
 }
 
-/// Writes, once, that another holds: from then on the contestant is queued.
+/// Writes a line once another holds: from then on the contestant is queued.
 async fn report_waiting(contention: Arc<Contention>, log: Arc<SharedLog>) {
     while contention.owner().id.is_none() {
         tokio::time::sleep(WRITE_INTERVAL).await;

@@ -1,6 +1,6 @@
 //! The rows of the fault matrix about processes: killed, stopped, terminated.
 //!
-//! Each contestant is a process of its own that runs the test program again. All of them write to one log and to one
+//! Each contestant is a separate process that runs the test program again. All of them write to one log and to one
 //! resource that refuses stale tokens, so an overlap is detected by the order of the lines and not by clocks that a
 //! stopped process cannot read.
 

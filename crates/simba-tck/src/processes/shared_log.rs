@@ -11,7 +11,7 @@ use simba_core::{Clock, FencingToken, Moment, SystemClock};
 /// The kinds of lines of a contestant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
-    /// It leads.
+    /// The contestant leads.
     Acquired,
     /// It wrote to the resource.
     Wrote,

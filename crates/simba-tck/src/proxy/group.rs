@@ -21,7 +21,7 @@ impl Proxies {
     ///
     /// # Errors
     ///
-    /// There is no free port or no thread.
+    /// There is no free port, or no thread can be started.
     pub async fn start(url: &ConnectUrl) -> io::Result<Self> {
         let mut proxies = Vec::new();
         for host in url.hosts() {

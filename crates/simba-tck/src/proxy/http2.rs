@@ -6,8 +6,8 @@ const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const WINDOW_UPDATE: u8 = 8;
 
-/// Returns whether a chunk contains more than connection maintenance. Data that is no frame, or the rest of one that
-/// began earlier, counts as a request: at worst one more is counted.
+/// Returns whether a chunk contains more than connection maintenance. Data that is not a frame, or the rest of a
+/// frame that began earlier, counts as a request: at worst one request too many is counted.
 pub(super) fn has_request(mut chunk: &[u8]) -> bool {
     while let Some((header, rest)) = chunk.split_at_checked(HEADER) {
         if !matches!(header[3], SETTINGS | PING | WINDOW_UPDATE) {

@@ -29,7 +29,7 @@ use crate::held::Held;
 /// [`pass`](Self::pass), but of the three stalls the last one counts. The single events affect one connection each,
 /// or with [`cut`](Self::cut) all open ones.
 ///
-/// The proxy has a thread of its own, so it works for async and blocking clients on any runtime, with or without
+/// The proxy has its own thread, so it works for async and blocking clients on any runtime, with or without
 /// virtual time. Dropping it closes its port and all its connections before the drop returns.
 ///
 /// A chunk is the result of one read: for a client that waits for each reply, a small request or a small reply.
@@ -78,7 +78,7 @@ impl FaultProxy {
     ///
     /// # Errors
     ///
-    /// There is no free port or no thread. An unreachable server shows on the connections only.
+    /// There is no free port, or no thread can be started. An unreachable server is not an error.
     pub async fn start(upstream: impl ToString + Send) -> io::Result<Self> {
         Self::with_seed(upstream, fastrand::u64(..)).await
     }
@@ -94,8 +94,8 @@ impl FaultProxy {
         Ok(Self { thread, address, seed })
     }
 
-    /// Does not count a chunk as a request if an HTTP/2 client only answers a ping, confirms settings or updates a
-    /// window: how often it does depends on the server.
+    /// Excludes chunks from the number of requests in which an HTTP/2 client only answers a ping, confirms settings or
+    /// updates a window: the server decides how often it does.
     #[must_use]
     pub fn for_http2(self) -> Self {
         self.shared().expect_http2();
@@ -146,8 +146,8 @@ impl FaultProxy {
 
     /// Resets all open connections at both ends, stalled or not. A [`Held`] request is lost with its connection.
     ///
-    /// A connection is open once it counts as [`accepted`](Self::accepted). For a client, that is soon after its
-    /// connect, and certainly before the first reply.
+    /// A connection is open once it counts as [`accepted`](Self::accepted). It counts shortly after the client's
+    /// connect, and always before the first reply.
     pub fn cut(&self) {
         self.shared().change(|conditions| conditions.cuts += 1);
     }
@@ -186,7 +186,7 @@ impl FaultProxy {
         self.shared().counts().accepted
     }
 
-    /// Returns how many chunks with requests clients sent so far, whatever became of them.
+    /// Returns how many chunks with requests clients sent so far, including those that a fault affected.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.shared().counts().requests

@@ -115,14 +115,14 @@ async fn connect_is_reset(proxy: &FaultProxy) {
 }
 
 /// Checks that both ends can communicate.
-async fn talk(client: &mut End, server: &mut End) {
+async fn assert_connected(client: &mut End, server: &mut End) {
     client.send("request").await;
     server.gets("request").await;
     server.send("reply").await;
     client.gets("reply").await;
 }
 
-fn noise(len: usize) -> Vec<u8> {
+fn test_bytes(len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Rng::with_seed(1).fill(&mut bytes);
     bytes
@@ -145,7 +145,7 @@ fn echo(server: TcpListener) {
 async fn mebibyte_passes_both_directions_unchanged() {
     let Net { proxy, server } = Net::new().await;
     echo(server);
-    let sent = noise(1 << 20);
+    let sent = test_bytes(1 << 20);
     let mut client = TcpStream::connect(proxy.address()).await.unwrap();
     let (mut replies, mut requests) = client.split();
     let mut got = Vec::new();
@@ -204,7 +204,7 @@ async fn refusing_server_resets_the_client() {
 #[tokio::test]
 async fn stall_blocks_both_directions_and_keeps_the_order() {
     let (net, mut client, mut server) = Net::joined().await;
-    talk(&mut client, &mut server).await;
+    assert_connected(&mut client, &mut server).await;
     net.proxy.stall();
     client.send("1").await;
     net.requests(2).await;
@@ -238,7 +238,7 @@ async fn stall_blocks_a_sender_once_buffers_are_full() {
     let (net, mut client, mut server) = Net::joined().await;
     net.proxy.stall();
     let send = tokio::spawn(async move {
-        client.0.write_all(&noise(MUCH)).await.unwrap();
+        client.0.write_all(&test_bytes(MUCH)).await.unwrap();
         client
     });
     net.requests(1).await;
@@ -248,7 +248,7 @@ async fn stall_blocks_a_sender_once_buffers_are_full() {
     net.proxy.pass();
     let mut got = vec![0; MUCH];
     within(server.0.read_exact(&mut got)).await.unwrap();
-    assert!(got == noise(MUCH), "the data was changed");
+    assert!(got == test_bytes(MUCH), "the data was changed");
     within(send).await.unwrap();
 }
 
@@ -368,25 +368,25 @@ async fn refused_connections_are_reset_and_open_ones_stay() {
     net.proxy.refuse();
     connect_is_reset(&net.proxy).await;
     net.accepted(2).await;
-    talk(&mut client, &mut server).await;
+    assert_connected(&mut client, &mut server).await;
     net.accepts_nothing().await;
     assert_eq!(net.proxy.connections(), 1);
     net.proxy.pass();
     let (mut client, mut server) = net.join().await;
-    talk(&mut client, &mut server).await;
+    assert_connected(&mut client, &mut server).await;
 }
 
 #[tokio::test]
 async fn cut_resets_both_ends_and_not_new_connections() {
     let (net, mut client, mut server) = Net::joined().await;
-    talk(&mut client, &mut server).await;
+    assert_connected(&mut client, &mut server).await;
     let waiting = tokio::spawn(async move { client.sees_a_reset().await });
     net.proxy.cut();
     within(waiting).await.unwrap();
     server.sees_a_reset().await;
     net.connections(0).await;
     let (mut client, mut server) = net.join().await;
-    talk(&mut client, &mut server).await;
+    assert_connected(&mut client, &mut server).await;
 }
 
 #[tokio::test]
@@ -413,11 +413,11 @@ async fn lost_reply_is_dropped_and_its_connection_reset() {
     client.gets("news").await;
     client.send("request").await;
     server.gets("request").await;
-    talk(&mut other_client, &mut other_server).await;
+    assert_connected(&mut other_client, &mut other_server).await;
     server.send("reply").await;
     client.sees_a_reset().await;
     server.sees_a_reset().await;
-    talk(&mut other_client, &mut other_server).await;
+    assert_connected(&mut other_client, &mut other_server).await;
 }
 
 #[tokio::test]
@@ -435,7 +435,7 @@ async fn replies_are_lost_as_often_as_requested() {
         client.sees_a_reset().await;
     }
     let (mut client, mut server) = net.join().await;
-    talk(&mut client, &mut server).await;
+    assert_connected(&mut client, &mut server).await;
 }
 
 #[tokio::test]
@@ -443,7 +443,7 @@ async fn pass_cancels_a_lost_reply() {
     let (net, mut client, mut server) = Net::joined().await;
     net.proxy.drop_next_reply();
     net.proxy.pass();
-    talk(&mut client, &mut server).await;
+    assert_connected(&mut client, &mut server).await;
 }
 
 #[tokio::test]
@@ -458,17 +458,17 @@ async fn delivered_request_arrives_before_later_ones() {
     client.gets("news").await;
     server.gets_nothing().await;
     let (mut other_client, mut other_server) = net.join().await;
-    talk(&mut other_client, &mut other_server).await;
+    assert_connected(&mut other_client, &mut other_server).await;
     held.deliver();
     server.gets("12").await;
-    talk(&mut client, &mut server).await;
+    assert_connected(&mut client, &mut server).await;
 }
 
 #[tokio::test]
 async fn request_is_held_by_its_content() {
     let (net, mut client, mut server) = Net::joined().await;
     let mut held = net.proxy.hold_next_request_with(&["take", "give"]);
-    talk(&mut client, &mut server).await;
+    assert_connected(&mut client, &mut server).await;
     client.send("to take it").await;
     within(held.caught()).await;
     server.gets_nothing().await;
@@ -530,7 +530,7 @@ async fn no_request_is_held_after_drop_or_deliver() {
     let (net, mut client, mut server) = Net::joined().await;
     drop(net.proxy.hold_next_request());
     net.proxy.hold_next_request().deliver();
-    talk(&mut client, &mut server).await;
+    assert_connected(&mut client, &mut server).await;
     let mut held = net.proxy.hold_next_request();
     client.send("held").await;
     within(held.caught()).await;
@@ -544,7 +544,7 @@ async fn no_request_is_held_after_drop_or_deliver() {
 #[tokio::test]
 async fn dropping_the_proxy_closes_everything() {
     let (net, mut client, mut server) = Net::joined().await;
-    talk(&mut client, &mut server).await;
+    assert_connected(&mut client, &mut server).await;
     net.proxy.stall();
     let mut held = net.proxy.hold_next_request();
     let address = net.proxy.address();

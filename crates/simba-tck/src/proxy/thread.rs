@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use super::connection;
 use super::shared::Shared;
 
-/// The pause after the system has no more sockets.
+/// The pause before the next accept when the system has no free sockets.
 const OUT_OF_SOCKETS: Duration = Duration::from_millis(10);
 
 /// The thread with the proxy's runtime.

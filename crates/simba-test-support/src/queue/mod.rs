@@ -60,7 +60,7 @@ pub trait QueueStore: Send + Sync + 'static {
     fn received(server: &Server) -> usize;
 }
 
-/// A server or a group of servers that runs already.
+/// A running server, or a running group of servers.
 pub struct QueueServer<S> {
     url: String,
     store: PhantomData<S>,
@@ -100,7 +100,8 @@ impl<S: QueueStore> Fixture for QueueServer<S> {
         Connection::new(backend, network)
     }
 
-    /// Two thirds of it are granted, and every third has a call: the rest survives a pause of two seconds.
+    /// Returns a lease that survives a pause of two seconds: the store grants two thirds of it, and a call comes after a
+    /// third of the grant.
     fn lease(&self) -> Lease {
         Lease::new(Duration::from_millis(3_000), Duration::from_millis(4_500)).unwrap()
     }
@@ -173,7 +174,8 @@ pub async fn leads<S: QueueStore>(contention: &Contention) -> Tenure {
     within(S::ACQUISITION, "a contender acquires the mutex", contention.acquired()).await.unwrap()
 }
 
-/// Contends until there is an answer. A server that pauses for two seconds costs the connection and its calls.
+/// Contends until there is an answer. Repeats a transient error: a server that pauses for two seconds breaks the
+/// connection and its calls.
 pub async fn answered(session: &mut dyn Session, prior: Prior) -> Answer {
     let answer = async {
         loop {
@@ -221,7 +223,7 @@ pub async fn handed_over_after<S: QueueStore>(lease: Lease, wait: Duration) -> H
     HandOver { granted: ours.remaining, age: sent - joined, same_entry: ours.token == Some(entry) }
 }
 
-/// Connects to each URL and locks a mutex if that succeeds. Returns everything that is shown to a user meanwhile.
+/// Connects to each URL and locks a mutex if that succeeds. Returns everything that a user sees in that time.
 pub async fn shown<S: QueueStore>(
     urls: impl IntoIterator<Item = String, IntoIter: Send> + Send,
 ) -> Vec<String> {

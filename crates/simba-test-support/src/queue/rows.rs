@@ -38,7 +38,7 @@ macro_rules! queue_rows {
     };
 }
 
-/// Row 20.
+/// Row 20: a connection breaks while the waiter watches. After the reconnect, the waiter reads the queue again.
 pub async fn row_20_a_waiter_whose_watch_is_cut_off_reads_the_queue_again<S: QueueStore>() {
     let (one, two) = (Peer::<S>::connect().await, Peer::<S>::connect().await);
     for _ in 0..rounds() {
@@ -55,7 +55,7 @@ pub async fn row_20_a_waiter_whose_watch_is_cut_off_reads_the_queue_again<S: Que
     }
 }
 
-/// Row 25.
+/// Row 25: the first waiter is paused. The next one acquires when the lease of the first one has ended.
 pub async fn row_25_a_paused_waiter_blocks_the_queue_for_one_lease_at_most<S: QueueStore>() {
     let (one, two, three) =
         (Peer::<S>::connect().await, Peer::<S>::connect().await, Peer::<S>::connect().await);
@@ -84,7 +84,7 @@ pub async fn row_25_a_paused_waiter_blocks_the_queue_for_one_lease_at_most<S: Qu
 const SESSIONS: usize = 1_000;
 const HANDOVERS: usize = 50;
 
-/// Row 29.
+/// Row 29: a release among a thousand sessions wakes one waiter, and needs at most five calls.
 pub async fn row_29_a_release_among_a_thousand_costs_five_calls<S: QueueStore>() {
     let server = S::setup().start().unwrap();
     let (backend, _network) = QueueServer::<S>::at(server.url()).proxied().await;
@@ -115,7 +115,7 @@ pub async fn row_29_a_release_among_a_thousand_costs_five_calls<S: QueueStore>()
     assert!(calls <= 5 * HANDOVERS, "broken: at most five calls per hand-over, not {calls} for {HANDOVERS}");
 }
 
-/// Row 50.
+/// Row 50: the reply to the creation of an entry is lost. The session adopts the entry and creates no other.
 pub async fn row_50_an_entry_whose_reply_is_lost_is_created_once<S: QueueStore>() {
     let peer = Peer::<S>::connect().await;
     let mutex = name();
@@ -131,7 +131,7 @@ pub async fn row_50_an_entry_whose_reply_is_lost_is_created_once<S: QueueStore>(
     }
 }
 
-/// Row 51.
+/// Row 51: an operator deletes the entry of the holder. The holder is notified before its next renewal.
 pub async fn row_51_a_holder_whose_entry_is_deleted_loses_without_a_renewal<S: QueueStore>() {
     let peer = Peer::<S>::connect().await;
     // Establishes the connection first: a new connection notifies all subscribers.
@@ -177,7 +177,7 @@ pub async fn a_dropped_join_leaves_no_entry<S: QueueStore>() {
     let mut other = backend.open(Claim::new(name(), ContenderId::generate(), long())).await.unwrap();
     answered(&mut *other, Prior::Nothing).await;
     let mut session = backend.open(claim()).await.unwrap();
-    // Sent, and certainly not answered yet.
+    // The request is sent, and its reply does not arrive.
     network.stall_replies();
     assert!(timeout(Duration::ZERO, session.contend(Prior::Nothing)).await.is_err());
     drop(session);
@@ -202,7 +202,7 @@ pub async fn a_hand_over_grants_no_more_than_the_rest_of_the_last_confirmed_rene
     assert!(granted <= all - age, "broken: {granted:?} of {all:?} are granted, confirmed {age:?} ago");
 }
 
-/// A hold outlives the process of the server, ended or killed.
+/// A hold survives the end of the server's process, whether it is terminated or killed.
 pub async fn a_hold_survives_a_restart_of_the_server<S: QueueStore>() {
     let mut server = S::setup().start().unwrap();
     let peer = Peer::at(&QueueServer::<S>::at(server.url())).await;
@@ -230,7 +230,7 @@ pub async fn a_hold_survives_a_restart_of_the_server<S: QueueStore>() {
     }
 }
 
-/// A server that cannot be reached is `Unavailable`, and no wait for it is endless.
+/// A connect to a server that cannot be reached ends with `Unavailable`.
 pub async fn a_closed_port_a_silent_server_and_an_unknown_host_are_unavailable<S: QueueStore>() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent = listener.local_addr().unwrap();

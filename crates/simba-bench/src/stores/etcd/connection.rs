@@ -93,7 +93,7 @@ impl Watch {
     /// Starts to watch for the deletion of a key, from a revision on.
     pub(super) async fn open(connection: &mut RawConnection, key: Vec<u8>, from: i64) -> Result<Self> {
         let (requests, mut inbox) = mpsc::unbounded_channel();
-        // The server does not even answer the headers before the first request.
+        // Send a request first: before it, the server does not answer the headers either.
         requests.send(create(1, key, from))?;
         connection.grpc.ready().await?;
         let stream = futures_util::stream::poll_fn(move |context| inbox.poll_recv(context));
