@@ -158,6 +158,7 @@ impl Listening {
             missing = self.watch(missing).await;
             let next = if missing.is_empty() { refresh_at } else { refresh_at.min(clock.now() + RETRY) };
             tokio::select! {
+                biased;
                 () = clock.sleep_until(next) => {}
                 demand = owners.demand() => {
                     self.unwatch(&demand.unsubscribe).await;

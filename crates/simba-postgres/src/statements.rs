@@ -131,13 +131,9 @@ const LEASE: &str = "owner = due.owner, session = due.session,
 /// Ends a lease.
 const FREE: &str = "owner = '', session = '', ttl_at = 'epoch', until = 'epoch'";
 
-/// Whether the token is the same as when the statement began: the subquery sees the row as it was then. Otherwise the
-/// session may have released without a token meanwhile, and a free row must not be acquired. See `release.sql`.
-const UNCHANGED: &str = "h.token = (SELECT s.token FROM {mutex} s WHERE s.mutex = h.mutex)";
-
 /// Whether the session `$3` holds the mutex, or is the first live waiter of a free one.
 const TURN: &str = "(h.session = $3 AND h.until > clock_timestamp())
-    OR (h.until <= clock_timestamp() AND {unchanged} AND coalesce((
+    OR (h.until <= clock_timestamp() AND coalesce((
         SELECT w.session FROM {waiter} w
         WHERE w.mutex = $1 AND NOT w.watches AND w.until > clock_timestamp() AND (w.session = $3 OR {alive})
         ORDER BY w.place LIMIT 1), $3) = $3)";
@@ -198,7 +194,7 @@ fn expand(template: &str, tables: &Tables) -> String {
     let create = Query::Create.template();
     let text = text.replace("{create}", &create.replace("{watched}", "1")).replace("{watched}", "0");
     let text = text.replace("{lease}", LEASE).replace("{free}", FREE).replace("{turn}", TURN);
-    let text = text.replace("{unchanged}", UNCHANGED).replace("{micros}", MICROS).replace("{alive}", ALIVE);
+    let text = text.replace("{micros}", MICROS).replace("{alive}", ALIVE);
     tables.with_names(&text.replace("{liveness}", &LIVENESS.to_string()))
 }
 

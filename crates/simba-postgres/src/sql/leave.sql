@@ -1,6 +1,6 @@
--- Deletes the queue entry, and changes the row so that a concurrent release sees the deletion. Returns whether the mutex
--- is free and may have a waiter. The entry is deleted in any case. A
--- locked row is not changed and returns nothing: repeat it until it does.
+-- Deletes the queue entry in any case, and changes the row so that a concurrent release sees the deletion. Returns
+-- whether the mutex is free and may have a waiter. A locked row is not changed and returns nothing: the statement is
+-- repeated until it does.
 WITH due AS (
     SELECT h.mutex FROM {mutex} h WHERE {unsynced} AND h.mutex = $1 FOR NO KEY UPDATE SKIP LOCKED
 ), mutex_row AS (

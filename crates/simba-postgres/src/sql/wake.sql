@@ -2,11 +2,8 @@
 SELECT
     m.waited,
     CASE WHEN m.until <= clock_timestamp() THEN ({next})
-        ELSE (
-        SELECT count(*) FROM (
-            SELECT FROM {waiter} w
-            WHERE w.mutex = $1 AND NOT w.watches AND w.until > clock_timestamp() LIMIT 1) n)
-        END,
+        ELSE EXISTS (SELECT FROM {waiter} w
+            WHERE w.mutex = $1 AND NOT w.watches AND w.until > clock_timestamp())::int END,
     m.watched,
     (SELECT count({notify}(w.channel, 'owner ' || w.mutex)) FROM {waiter} w
         WHERE w.mutex = $1 AND w.watches AND w.until > clock_timestamp())
