@@ -322,8 +322,8 @@ impl Driver {
     }
 }
 
-/// Runs when a runtime ends and drops its tasks. Ends the tenure before the session, whose drop may release the mutex,
-/// and ends every wait for this driver.
+/// Runs when a runtime ends and drops its tasks, and when a call panics. Ends the tenure before the session, whose drop
+/// may release the mutex, and ends every wait for this driver.
 impl Drop for Driver {
     fn drop(&mut self) {
         if let Some(tenure) = self.tenure.take() {
@@ -331,9 +331,9 @@ impl Drop for Driver {
             tenure.abandon(if stopped { Loss::Released } else { Loss::Vanished });
         }
         if !self.link.is_done() {
+            // An error even after the outcome: the store did not confirm the release.
             let error = Error::new(ErrorKind::Closed, "the runtime ended before the contender did");
-            self.link.conclude(Err(error.with_mutex(&self.mutex)));
-            self.link.finish(Ok(()));
+            self.link.finish(self.in_context(Err(error)));
         }
     }
 }
