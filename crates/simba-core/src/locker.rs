@@ -126,7 +126,7 @@ impl Locker {
     /// progress only while it is polled, until the store has answered once or 10 ms have passed. From then on the engine
     /// keeps the queue entry or renews the mutex in the background.
     pub async fn lock(&self) -> Result<Guard> {
-        let began = self.begin();
+        let began = self.core.clock.now();
         let hold = self.attempt(Mode::Once(self.patience()))?;
         let acquired = hold.acquired().await;
         self.locked(hold, acquired, began)
@@ -169,7 +169,7 @@ impl Locker {
             let link = hold.link.clone();
             return hold.guard().await?.ok_or_else(|| self.timed_out(&link, timeout));
         }
-        let began = self.begin();
+        let began = self.core.clock.now();
         let hold = self.attempt(Mode::Once(self.patience().max(timeout)))?;
         let acquired = match within(&*self.core.clock, timeout, hold.acquired()).await {
             Some(acquired) => acquired,
@@ -179,23 +179,11 @@ impl Locker {
         self.locked(hold, acquired, began)
     }
 
-    /// Returns the start of a wait, if waits are measured.
-    fn begin(&self) -> Option<Moment> {
-        telemetry::ON.then(|| self.core.clock.now())
-    }
-
     /// Returns the guard after a wait that started at `began`.
-    fn locked(
-        &self,
-        hold: Hold,
-        acquired: Result<Tenure, Result<()>>,
-        began: Option<Moment>,
-    ) -> Result<Guard> {
+    fn locked(&self, hold: Hold, acquired: Result<Tenure, Result<()>>, began: Moment) -> Result<Guard> {
         let tenure = acquired.map_err(|outcome| outcome.err().unwrap_or_else(|| self.closed()))?;
         let guard = hold.guarded(tenure)?;
-        if let Some(began) = began {
-            telemetry::waited(self.core.backend.name(), self.core.clock.now() - began);
-        }
+        telemetry::waited(self.core.backend.name(), self.core.clock.now() - began);
         Ok(guard)
     }
 
