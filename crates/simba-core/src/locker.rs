@@ -126,7 +126,7 @@ impl Locker {
     /// progress only while it is polled, until the store has answered once or 10 ms have passed. From then on the engine
     /// keeps the queue entry or renews the mutex in the background.
     pub async fn lock(&self) -> Result<Guard> {
-        let began = self.begin();
+        let began = self.core.clock.now();
         let hold = self.attempt(Mode::Once(self.patience()))?;
         let acquired = hold.acquired().await;
         self.locked(hold, acquired, began)
@@ -146,11 +146,7 @@ impl Locker {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<Guard>> {
-        let guard = self.attempt(Mode::Try)?.guard().await?;
-        if guard.is_none() && self.core.closing.has_begun() {
-            return Err(self.closed());
-        }
-        Ok(guard)
+        Ok(self.try_once().await?.ok())
     }
 
     /// Waits for the mutex for at most `timeout`.
@@ -165,11 +161,9 @@ impl Locker {
     /// As for [`lock`](Self::lock).
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard> {
         if timeout.is_zero() {
-            let hold = self.attempt(Mode::Try)?;
-            let link = hold.link.clone();
-            return hold.guard().await?.ok_or_else(|| self.timed_out(&link, timeout));
+            return self.try_once().await?.map_err(|link| self.timed_out(&link, timeout));
         }
-        let began = self.begin();
+        let began = self.core.clock.now();
         let hold = self.attempt(Mode::Once(self.patience().max(timeout)))?;
         let acquired = match within(&*self.core.clock, timeout, hold.acquired()).await {
             Some(acquired) => acquired,
@@ -179,23 +173,22 @@ impl Locker {
         self.locked(hold, acquired, began)
     }
 
-    /// Returns the start of a wait, if waits are measured.
-    fn begin(&self) -> Option<Moment> {
-        telemetry::ON.then(|| self.core.clock.now())
+    /// Makes one attempt without waiting. Returns the link of its driver if the mutex was refused.
+    async fn try_once(&self) -> Result<Result<Guard, Link>> {
+        let hold = self.attempt(Mode::Try)?;
+        match hold.acquired().await {
+            Ok(tenure) => hold.guarded(tenure).map(Ok),
+            Err(Err(error)) => Err(error),
+            Err(Ok(())) if self.core.closing.has_begun() => Err(self.closed()),
+            Err(Ok(())) => Ok(Err(hold.link.clone())),
+        }
     }
 
     /// Returns the guard after a wait that started at `began`.
-    fn locked(
-        &self,
-        hold: Hold,
-        acquired: Result<Tenure, Result<()>>,
-        began: Option<Moment>,
-    ) -> Result<Guard> {
+    fn locked(&self, hold: Hold, acquired: Result<Tenure, Result<()>>, began: Moment) -> Result<Guard> {
         let tenure = acquired.map_err(|outcome| outcome.err().unwrap_or_else(|| self.closed()))?;
         let guard = hold.guarded(tenure)?;
-        if let Some(began) = began {
-            telemetry::waited(self.core.backend.name(), self.core.clock.now() - began);
-        }
+        telemetry::waited(self.core.backend.name(), self.core.clock.now() - began);
         Ok(guard)
     }
 
@@ -294,14 +287,6 @@ impl Hold {
     /// mutex was refused, else the error.
     async fn acquired(&self) -> Result<Tenure, Result<()>> {
         self.until(self.link.acquired()).await
-    }
-
-    /// Waits for the mutex and returns a guard; `None` if it was refused.
-    async fn guard(self) -> Result<Option<Guard>> {
-        match self.acquired().await {
-            Ok(tenure) => self.guarded(tenure).map(Some),
-            Err(outcome) => outcome.map(|()| None),
-        }
     }
 
     /// Creates a guard for the tenure. Fails if the tenure has ended meanwhile.

@@ -1,6 +1,5 @@
 //! The handle on a store, from which all other types are created.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +35,7 @@ use crate::types::{Lease, MutexName};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Simba {
     core: Arc<Core>,
     lease: Lease,
@@ -193,14 +192,5 @@ impl Simba {
             let message = format!("the shutdown did not end within {timeout:?}");
             Error::new(ErrorKind::Timeout, message).with_backend(self.core.backend.name())
         })
-    }
-}
-
-impl fmt::Debug for Simba {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Simba")
-            .field("backend", &self.core.backend)
-            .field("lease", &self.lease)
-            .finish_non_exhaustive()
     }
 }

@@ -7,9 +7,6 @@ use std::time::Duration;
 use crate::error::ErrorKind;
 use crate::types::Loss;
 
-/// Whether anything is recorded. Callers skip reading the clock if not.
-pub(crate) const ON: bool = cfg!(feature = "metrics");
-
 /// Records how long a locker waited for the mutex.
 pub(crate) fn waited(backend: &'static str, time: Duration) {
     observe("simba_wait_seconds", backend, time);

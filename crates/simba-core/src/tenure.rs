@@ -276,7 +276,6 @@ impl Tenure {
     ) -> Self {
         let Grant { token, sent: acquired_at, deadline, grace, .. } = grant;
         let cap = max_hold.map(|max_hold| acquired_at + max_hold);
-        let (deadline, grace) = limited(deadline, grace, acquired_at, cap);
         let state = State { deadline, grace, closing: None, ended: None, work: 0, used: false };
         let state = Watched::new(state);
         Self { inner: Arc::new(Inner { mutex, contender, token, clock, acquired_at, cap, state }) }
@@ -285,8 +284,6 @@ impl Tenure {
     /// Moves the deadline and sets the grace after a renewal. Returns `false` once the tenure has ended: a lost tenure
     /// stays lost.
     pub(crate) fn extend(&self, deadline: Moment, grace: Duration) -> bool {
-        let Inner { acquired_at, cap, .. } = *self.inner;
-        let (deadline, grace) = limited(deadline, grace, acquired_at, cap);
         let (extended, notify) = self.inner.state.update_quietly(|state| {
             if self.inner.current_loss(state).is_some() && !seeded::on(Bug::Resurrect) {
                 return (false, false);
@@ -396,19 +393,6 @@ impl Inner {
             return None;
         }
         Some(if self.cap == Some(state.deadline) { Loss::MaxHold } else { Loss::Deadline })
-    }
-}
-
-/// Limits a grant to the maximum hold, which ends at `cap`. The grace is at most a quarter of the maximum hold.
-fn limited(
-    deadline: Moment,
-    grace: Duration,
-    acquired_at: Moment,
-    cap: Option<Moment>,
-) -> (Moment, Duration) {
-    match cap {
-        Some(cap) => (deadline.min(cap), grace.min((cap - acquired_at) / 4)),
-        None => (deadline, grace),
     }
 }
 

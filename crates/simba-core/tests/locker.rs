@@ -1011,3 +1011,22 @@ async fn lock_whose_session_opens_after_a_shutdown_began_makes_no_call() {
         world.assert_empty().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn try_that_a_shutdown_ends_is_closed_and_not_unavailable() {
+    for timed in [false, true] {
+        let world = World::new();
+        let (simba, weather) = world.handle();
+        weather.once(Call::Open, Passage { request: Leg::Delay(CALL / 2), reply: Leg::Pass });
+        let locker = simba.locker(NAME);
+        let attempt = async {
+            match timed {
+                true => locker.lock_timeout(Duration::ZERO).await.map(drop),
+                false => locker.try_lock().await.map(drop),
+            }
+        };
+        let (attempt, ()) = tokio::join!(attempt, simba.shutdown());
+        assert_eq!(attempt.unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(weather.count(Call::Contend), 0);
+    }
+}

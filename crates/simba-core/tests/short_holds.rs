@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::{CALL, NAME, TOTAL, World, ms};
 use futures_util::FutureExt as _;
-use simba_core::{ErrorKind, Guard, Lease, Loss, MemoryBackend, Simba};
-use simba_tck::{Leg, Passage};
+use simba_core::{ErrorKind, Guard, Lease, Loss, MemoryBackend, Simba, SystemClock};
+use simba_tck::{Call, FaultyBackend, Leg, Passage, Switch};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 /// Longer than a hold without a task.
@@ -141,10 +141,13 @@ fn runtime() -> Runtime {
 
 const REAL_TOTAL: Duration = ms(5_000);
 
-/// Creates a handle on real time. Its lease survives a stall of the machine of two seconds.
+/// Returns a lease on real time, which survives a stall of the machine of two seconds.
+fn real_lease() -> Lease {
+    Lease::new(ms(2_000), ms(3_000)).unwrap()
+}
+
 fn real() -> Simba {
-    let lease = Lease::new(ms(2_000), ms(3_000)).unwrap();
-    Simba::builder(Arc::new(MemoryBackend::new())).with_lease(lease).build()
+    Simba::builder(Arc::new(MemoryBackend::new())).with_lease(real_lease()).build()
 }
 
 async fn assert_renewed(guard: &Guard) {
@@ -170,6 +173,28 @@ fn runtime_that_ends_drops_its_parked_drivers_only() {
         // Without its runtime no driver can release it. The call fails and does not wait.
         first.release().await.unwrap_err();
     });
+}
+
+#[test]
+fn release_and_stop_are_not_confirmed_if_their_runtime_ends_before_the_reply() {
+    let (engine, caller, switch) = (runtime(), runtime(), Switch::new());
+    let backend = FaultyBackend::new(MemoryBackend::new(), SystemClock, Arc::<Switch>::clone(&switch));
+    let builder = Simba::builder(Arc::new(backend)).with_lease(real_lease());
+    let simba = builder.with_runtime(engine.handle().clone()).build();
+    let guard = caller.block_on(lock(&simba, NAME));
+    let contention = simba.contend("leader");
+    contention.start().unwrap();
+    caller.block_on(contention.acquired()).unwrap();
+    switch.set(Passage::HANG);
+    let release = caller.spawn(guard.release());
+    let stop = caller.spawn(async move { contention.stop().await });
+    while switch.count(Call::Release) < 2 {
+        std::thread::sleep(ms(1));
+    }
+    drop(engine);
+    for ended in [release, stop] {
+        assert_eq!(caller.block_on(ended).unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    }
 }
 
 #[test]

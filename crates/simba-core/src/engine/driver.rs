@@ -107,7 +107,7 @@ impl Driver {
                 Action::Contend(prior, limit) => self.contend(now, prior, limit).await,
                 Action::Wait(wait) => self.wait(wait).await,
                 Action::Announce(why) => drop(self.tenure.as_ref().map(|tenure| tenure.close(why))),
-                Action::Lose(loss) => self.lose(loss, MutexOwner::none()),
+                Action::Lose(loss) => self.end(loss, MutexOwner::none()),
                 Action::Close(why) => self.close(why).await,
                 Action::Conclude(outcome) => self.link.conclude(self.in_context(outcome)),
                 Action::Release(holding, limit) => self.release(now + limit, holding).await,
@@ -178,7 +178,7 @@ impl Driver {
         let Step { lost, news } = self.machine.answered(now, reply, self.random.f64());
         if let Some(loss) = lost {
             let next = if let News::Nothing = news { owner.clone() } else { MutexOwner::none() };
-            self.lose(loss, next);
+            self.end(loss, next);
         }
         match news {
             News::Nothing => self.link.observe(owner),
@@ -270,37 +270,33 @@ impl Driver {
             self.core.held_until(grant.deadline);
         } else {
             let loss = self.machine.lapsed(self.core.clock.now());
-            self.lose(loss, MutexOwner::none());
+            self.end(loss, MutexOwner::none());
         }
-    }
-
-    /// Ends the tenure at once. `owner` is the one after it.
-    fn lose(&mut self, loss: Loss, owner: MutexOwner) {
-        let Some(tenure) = self.tenure.take() else { return };
-        let loss = tenure.end(loss);
-        let (mutex, contender) = (tenure.mutex(), tenure.contender());
-        tracing::warn!(%mutex, %contender, token = tenure.token().get(), %loss, "lost");
-        self.ended(&tenure, &loss, owner);
     }
 
     /// Ends the tenure gracefully: announces the end, waits for the work until the deadline at most, then ends it.
     async fn close(&mut self, why: Loss) {
         self.link.accept_step_down();
-        let Some(tenure) = self.tenure.clone() else { return };
+        let Some(tenure) = &self.tenure else { return };
         let announced = tenure.close(why);
         if !seeded::on(Bug::FreeBeforeWorkEnds) {
             tenure.work_ended().await;
         }
-        let loss = tenure.end(announced);
-        self.tenure = None;
-        let (mutex, contender) = (tenure.mutex(), tenure.contender());
-        tracing::debug!(%mutex, %contender, token = tenure.token().get(), %loss, "released");
-        self.ended(&tenure, &loss, MutexOwner::none());
+        self.end(announced, MutexOwner::none());
     }
 
-    fn ended(&self, tenure: &Tenure, loss: &Loss, owner: MutexOwner) {
-        let held = self.core.clock.now() - tenure.acquired_at();
-        telemetry::ended(self.core.backend.name(), held, loss);
+    /// Ends the tenure at once with reason `why`, unless it has ended already. `owner` is the one after it.
+    fn end(&mut self, why: Loss, owner: MutexOwner) {
+        let Some(tenure) = self.tenure.take() else { return };
+        let loss = tenure.end(why);
+        let (mutex, contender, token) = (tenure.mutex(), tenure.contender(), tenure.token().get());
+        match loss {
+            Loss::Released | Loss::SteppedDown => {
+                tracing::debug!(%mutex, %contender, token, %loss, "released");
+            }
+            _ => tracing::warn!(%mutex, %contender, token, %loss, "lost"),
+        }
+        telemetry::ended(self.core.backend.name(), self.core.clock.now() - tenure.acquired_at(), &loss);
         self.link.withdraw(owner);
     }
 
@@ -322,8 +318,8 @@ impl Driver {
     }
 }
 
-/// Runs when a runtime ends and drops its tasks. Ends the tenure before the session, whose drop may release the mutex,
-/// and ends every wait for this driver.
+/// Runs when a runtime ends and drops its tasks, and when a call panics. Ends the tenure before the session, whose drop
+/// may release the mutex, and ends every wait for this driver.
 impl Drop for Driver {
     fn drop(&mut self) {
         if let Some(tenure) = self.tenure.take() {
@@ -331,9 +327,9 @@ impl Drop for Driver {
             tenure.abandon(if stopped { Loss::Released } else { Loss::Vanished });
         }
         if !self.link.is_done() {
+            // An error even after the outcome: the store did not confirm the release.
             let error = Error::new(ErrorKind::Closed, "the runtime ended before the contender did");
-            self.link.conclude(Err(error.with_mutex(&self.mutex)));
-            self.link.finish(Ok(()));
+            self.link.finish(self.in_context(Err(error)));
         }
     }
 }

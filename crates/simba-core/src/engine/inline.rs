@@ -4,7 +4,7 @@
 //! Between the two calls the driver is not polled: it holds the mutex and has no call to make. It is spawned when it has
 //! to wait, when the caller drops its future or guard, when a shutdown begins, and when it is older than 10 ms.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 
 use super::core::Core;
 use super::link::Link;
@@ -26,7 +26,7 @@ pub(super) const MIN_RENEWAL: Duration = Duration::from_millis(60);
 /// A driver that runs in the task of its caller. Dropping it spawns the driver.
 pub(crate) struct Inline {
     core: Arc<Core>,
-    runtime: Handle,
+    runtime: Id,
     number: u64,
 }
 
@@ -39,10 +39,10 @@ impl Inline {
         driver: impl Future<Output = ()> + Send + 'static,
     ) -> Self {
         link.set_inline(true);
-        let driver = InlineDriver { future: Box::pin(core.track(driver)), link, since, caller: None };
         let number = core.inline.next.fetch_add(1, Ordering::Relaxed);
-        core.inline.put(core, &runtime, number, driver);
-        Self { core: Arc::clone(core), runtime, number }
+        let inline = Self { core: Arc::clone(core), runtime: runtime.id(), number };
+        inline.put(InlineDriver { future: Box::pin(core.track(driver)), link, runtime, since, caller: None });
+        inline
     }
 
     /// Runs the driver in this task until `end` completes, which only the driver can bring about. Does nothing for a
@@ -66,30 +66,54 @@ impl Inline {
 
     /// Polls the driver, unless it has a task. Returns whether it still has none.
     fn poll(&self, context: &mut Context<'_>) -> bool {
-        let Some(mut driver) = self.core.inline.take(&self.runtime, self.number) else { return false };
-        let inside = self.runtime.enter();
+        let Some(mut driver) = self.take() else { return false };
+        let inside = driver.runtime.enter();
         let polled = driver.future.as_mut().poll(context);
         drop(inside);
         match polled {
             Poll::Ready(()) => false,
             Poll::Pending if driver.link.is_inline() => {
                 driver.caller = Some(context.waker().clone());
-                self.core.inline.put(&self.core, &self.runtime, self.number, driver);
+                self.put(driver);
                 true
             }
             // It waits for more than a reply, such as a release by another holder.
             Poll::Pending => {
-                driver.spawn(&self.runtime);
+                driver.spawn();
                 false
             }
+        }
+    }
+
+    fn take(&self) -> Option<InlineDriver> {
+        self.core.inline.runtimes().get_mut(&self.runtime)?.remove(&self.number)
+    }
+
+    /// Keeps the driver until it is taken or swept. Spawns it after the start of a shutdown, which spawns all once.
+    fn put(&self, driver: InlineDriver) {
+        let runtime = driver.runtime.clone();
+        let mut runtimes = self.core.inline.runtimes();
+        if self.core.closing.has_begun() {
+            drop(runtimes);
+            return driver.spawn();
+        }
+        let has_sweeper = runtimes.contains_key(&self.runtime);
+        runtimes.entry(self.runtime).or_default().insert(self.number, driver);
+        drop(runtimes);
+        if !has_sweeper {
+            runtime
+                .spawn(Sweeper { core: Arc::clone(&self.core), runtime: self.runtime, running: true }.run());
+            // tokio keeps the last spawned task for the same worker. If the caller blocked that worker right after its
+            // lock, no driver of the runtime would be spawned. After an empty task another worker can take the sweeper.
+            runtime.spawn(async {});
         }
     }
 }
 
 impl Drop for Inline {
     fn drop(&mut self) {
-        if let Some(driver) = self.core.inline.take(&self.runtime, self.number) {
-            driver.spawn(&self.runtime);
+        if let Some(driver) = self.take() {
+            driver.spawn();
         }
     }
 }
@@ -97,6 +121,7 @@ impl Drop for Inline {
 struct InlineDriver {
     future: Pin<Box<dyn Future<Output = ()> + Send>>,
     link: Link,
+    runtime: Handle,
     since: Moment,
     /// The task that polled the driver last. Until the driver is spawned, that task does not wait on the link.
     caller: Option<Waker>,
@@ -104,9 +129,9 @@ struct InlineDriver {
 
 impl InlineDriver {
     /// Continues the driver in a spawned task. Its caller waits on the link.
-    fn spawn(self, runtime: &Handle) {
+    fn spawn(self) {
         self.link.set_inline(false);
-        runtime.spawn(self.future);
+        self.runtime.spawn(self.future);
         self.caller.into_iter().for_each(Waker::wake);
     }
 }
@@ -115,79 +140,43 @@ impl InlineDriver {
 #[derive(Default)]
 pub(super) struct InlineDrivers {
     next: AtomicU64,
-    /// Those of each runtime that has a [`Sweeper`].
-    runtimes: Mutex<Vec<RuntimeDrivers>>,
-}
-
-/// The drivers of one runtime, in the order of their start.
-struct RuntimeDrivers {
-    runtime: Handle,
-    drivers: BTreeMap<u64, InlineDriver>,
+    /// Those of each runtime that has a [`Sweeper`], in the order of their start.
+    runtimes: Mutex<HashMap<Id, BTreeMap<u64, InlineDriver>>>,
 }
 
 impl InlineDrivers {
-    fn take(&self, runtime: &Handle, number: u64) -> Option<InlineDriver> {
-        of(&mut self.runtimes(), runtime)?.drivers.remove(&number)
-    }
-
-    /// Keeps a driver until it is taken or swept. Spawns it after the start of a shutdown, which spawns all once.
-    fn put(&self, core: &Arc<Core>, runtime: &Handle, number: u64, driver: InlineDriver) {
-        let mut runtimes = self.runtimes();
-        if core.closing.has_begun() {
-            drop(runtimes);
-            return driver.spawn(runtime);
-        }
-        if let Some(of_runtime) = of(&mut runtimes, runtime) {
-            of_runtime.drivers.insert(number, driver);
-            return;
-        }
-        let drivers = BTreeMap::from([(number, driver)]);
-        runtimes.push(RuntimeDrivers { runtime: runtime.clone(), drivers });
-        drop(runtimes);
-        runtime.spawn(Sweeper { core: Arc::clone(core), runtime: runtime.clone(), running: true }.run());
-        // tokio keeps the last spawned task for the same worker. If the caller blocked that worker right after its lock,
-        // no driver of the runtime would be spawned. After an empty task another worker can take the sweeper.
-        runtime.spawn(async {});
-    }
-
     /// Spawns all drivers, after the shutdown has begun.
     pub(super) fn spawn_all(&self) {
-        let runtimes: Vec<_> = self.runtimes().iter().map(|of_runtime| of_runtime.runtime.clone()).collect();
-        for runtime in runtimes {
-            self.spawn_older(&runtime, Moment::MAX);
-        }
+        let all = std::mem::take(&mut *self.runtimes());
+        all.into_values().flat_map(BTreeMap::into_values).for_each(InlineDriver::spawn);
     }
 
     /// Spawns the drivers of a runtime that started at `then` or before. Returns whether there are others.
-    fn spawn_older(&self, runtime: &Handle, then: Moment) -> bool {
+    fn spawn_older(&self, runtime: Id, then: Moment) -> bool {
         let mut runtimes = self.runtimes();
-        let Some(RuntimeDrivers { drivers, .. }) = of(&mut runtimes, runtime) else { return false };
+        let Some(drivers) = runtimes.get_mut(&runtime) else { return false };
         let mut older = Vec::new();
-        while let Some(entry) = drivers.first_entry().filter(|entry| entry.get().since <= then) {
-            older.push(entry.remove());
+        while let Some(first) = drivers.first_entry().filter(|first| first.get().since <= then) {
+            older.push(first.remove());
         }
         let others = !drivers.is_empty();
         if !others {
-            runtimes.retain(|of_runtime| of_runtime.runtime.id() != runtime.id());
+            runtimes.remove(&runtime);
         }
         drop(runtimes);
-        older.into_iter().for_each(|driver| driver.spawn(runtime));
+        older.into_iter().for_each(InlineDriver::spawn);
         others
     }
 
-    fn runtimes(&self) -> MutexGuard<'_, Vec<RuntimeDrivers>> {
+    fn runtimes(&self) -> MutexGuard<'_, HashMap<Id, BTreeMap<u64, InlineDriver>>> {
         self.runtimes.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn of<'a>(runtimes: &'a mut [RuntimeDrivers], runtime: &Handle) -> Option<&'a mut RuntimeDrivers> {
-    runtimes.iter_mut().find(|of_runtime| of_runtime.runtime.id() == runtime.id())
 }
 
 /// Spawns the drivers of one runtime that are too old. Ends when there is none.
 struct Sweeper {
     core: Arc<Core>,
-    runtime: Handle,
+    runtime: Id,
     running: bool,
 }
 
@@ -196,7 +185,7 @@ impl Sweeper {
         while self.running {
             let now = self.core.clock.now();
             self.core.clock.sleep_until(now + MAX_AGE).await;
-            self.running = self.core.inline.spawn_older(&self.runtime, now);
+            self.running = self.core.inline.spawn_older(self.runtime, now);
         }
     }
 }
@@ -205,7 +194,7 @@ impl Sweeper {
 impl Drop for Sweeper {
     fn drop(&mut self) {
         if self.running {
-            self.core.inline.spawn_older(&self.runtime, Moment::MAX);
+            self.core.inline.spawn_older(self.runtime, Moment::MAX);
         }
     }
 }

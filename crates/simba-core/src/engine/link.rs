@@ -211,15 +211,16 @@ impl Link {
         self.shared.update(|shared| {
             shared.error = outcome.as_ref().err().cloned().or_else(|| shared.error.take());
             shared.tenure = None;
-            shared.outcome.get_or_insert(outcome).is_ok()
+            shared.outcome = Some(outcome);
         });
     }
 
-    /// Records that the driver has left the store.
+    /// Records that the driver has left the store, or that it ended before that.
     pub(crate) fn finish(&self, left: Result<()>) {
         self.shared.update(|shared| {
             shared.error = left.as_ref().err().cloned().or_else(|| shared.error.take());
-            let outcome = shared.outcome.clone().unwrap_or(Ok(()));
+            shared.tenure = None;
+            let outcome = shared.outcome.get_or_insert_with(|| left.clone()).clone();
             shared.done = Some(outcome.and(left));
         });
     }

@@ -70,20 +70,20 @@ impl Store {
         let mut rows = self.rows();
         let row = rows.entry(claim.mutex.clone()).or_default();
         row.expire(now);
-        let ours = match prior {
+        match prior {
             Prior::Lapsed(token) if row.is_of(session) && row.token == token.get() => {
-                row.acquire(session, claim, now, self.clock.wall())
+                row.acquire(session, claim, now, self.clock.wall());
             }
             _ if row.is_of(session) => row.renew(claim, now),
             _ if row.owner.is_some() || !row.is_turn_of(session) => row.queue(session, claim, now),
             _ => {
                 row.leave(session);
                 self.wakeups.notify(&Topic::Owner(claim.mutex.clone()));
-                row.acquire(session, claim, now, self.clock.wall())
+                row.acquire(session, claim, now, self.clock.wall());
             }
-        };
+        }
         match row.ownership(now) {
-            Some(ownership) if ours => Answer::Ours(ownership),
+            Some(ownership) if row.is_of(session) => Answer::Ours(ownership),
             Some(ownership) => Answer::Held(ownership),
             None => Answer::Vacant,
         }
@@ -188,27 +188,26 @@ impl Row {
         self.waiters.front().is_none_or(|head| head.session == session)
     }
 
-    /// Makes the session the owner, with a new token. Returns `true`: the session owns the mutex.
-    fn acquire(&mut self, session: SessionId, claim: &Claim, now: Moment, since: SystemTime) -> bool {
+    /// Makes the session the owner, with a new token.
+    fn acquire(&mut self, session: SessionId, claim: &Claim, now: Moment, since: SystemTime) {
         // The time is the minimum, so that tokens increase after the store lost its data.
         let floor = u64::try_from(now.since_zero().as_micros()).unwrap_or(u64::MAX);
         self.token = (self.token + 1).max(floor);
         let id = claim.contender.clone();
         self.owner = Some(Owner { id, session, until: now, ttl_until: now, since });
-        self.renew(claim, now)
+        self.renew(claim, now);
     }
 
-    fn renew(&mut self, claim: &Claim, now: Moment) -> bool {
+    fn renew(&mut self, claim: &Claim, now: Moment) {
         if let Some(owner) = &mut self.owner {
             owner.until = now + claim.lease.total();
             owner.ttl_until = now + claim.lease.ttl();
         }
-        true
     }
 
     /// Extends the session's entry, or appends one. An entry lasts for two poll intervals. A session whose contender id
-    /// owns the mutex under another session gets none. Returns `false`: the session does not own the mutex.
-    fn queue(&mut self, session: SessionId, claim: &Claim, now: Moment) -> bool {
+    /// owns the mutex under another session gets none.
+    fn queue(&mut self, session: SessionId, claim: &Claim, now: Moment) {
         let same_id = self.owner.as_ref().is_some_and(|owner| owner.id == claim.contender);
         if claim.intent == Intent::Queue && !same_id {
             let until = now + (claim.lease.poll() * 2).max(claim.lease.ttl());
@@ -217,7 +216,6 @@ impl Row {
                 None => self.waiters.push_back(Waiter { session, until }),
             }
         }
-        false
     }
 
     fn leave(&mut self, session: SessionId) -> bool {

@@ -170,10 +170,14 @@ impl Machine {
         Step { lost, news: News::OldToken(error) }
     }
 
-    fn hold(&mut self, grant: Grant) -> Grant {
+    /// Holds the mutex as granted, within the maximum hold. The grace is at most a quarter of the maximum hold.
+    fn hold(&mut self, mut grant: Grant) -> Grant {
+        if let (Some(max_hold), Some(cap)) = (self.settings.max_hold, self.cap()) {
+            grant.deadline = grant.deadline.min(cap);
+            grant.grace = grant.grace.min(max_hold / 4);
+        }
         self.prior = Prior::Held;
-        let deadline = self.cap().map_or(grant.deadline, |cap| grant.deadline.min(cap));
-        self.held = Some(Held { token: grant.token, deadline, grace: grant.grace });
+        self.held = Some(Held { token: grant.token, deadline: grant.deadline, grace: grant.grace });
         self.due = grant.renew_at;
         self.vacant_polls = 0;
         self.succeeded();

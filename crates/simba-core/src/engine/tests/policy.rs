@@ -197,6 +197,23 @@ proptest! {
     }
 
     #[test]
+    fn faults_do_not_shorten_the_minimum_hold(plan in any_plan()) {
+        let (settings, shutdown_at) = (Settings { mode: Mode::Once(LEASE), ..plan.settings }, at(plan.shutdown_at));
+        let mut acquired = None;
+        for (now, entry) in (Plan { settings, used: true, request: Request::Stop, ..plan }).run().entries {
+            match entry {
+                Entry::Acquired(grant) => acquired = Some(grant.sent),
+                Entry::Lost(_) => acquired = None,
+                Entry::Closed(_) => {
+                    let ends = acquired.map(|acquired| (acquired + settings.min_hold).min(shutdown_at));
+                    prop_assert!(ends.is_none_or(|ends| now >= ends), "closed at {now:?}, not at {ends:?}");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
     fn cancelled_lock_has_no_minimum_hold(requested_at in 0u64..6_000, calls in prop::collection::vec(fate(), 0..9)) {
         let settings = Settings { min_hold: Duration::from_secs(3_600), ..settings(Mode::Once(LEASE)) };
         let calls = calls.into_iter().map(|fate| (Change::Nothing, fate)).collect();
@@ -233,6 +250,23 @@ proptest! {
         }), "{log:?}");
         let next = log.entries[anew..].iter().find(|(_, entry)| matches!(entry, Entry::Opened));
         prop_assert!(next.is_none_or(|(at, _)| *at >= began + cooldown), "hints do not shorten it: {log:?}");
+    }
+
+    #[test]
+    fn stop_and_shutdown_end_a_cooldown_at_once(cooldown in 1_000u64..5_000, ended_at in 100u64..1_000) {
+        let request = Request::StepDown(Duration::from_millis(cooldown));
+        let plan = Plan { request, ..Plan::new(settings(Mode::Forever), 50) };
+        let log = Plan { shutdown_at: ended_at, ..plan }.run();
+        prop_assert_eq!(log.outcome().unwrap().0, at(ended_at));
+        let mut contender = Contender::forever();
+        let step_down = Input { request, ..HOLD };
+        prop_assert!(matches!(contender.machine.next(at(50), step_down), Action::Close(Loss::SteppedDown)));
+        prop_assert!(matches!(contender.next(50), Action::StartAnew(Ok(()))));
+        contender.machine.start_anew(at(50), id("new"));
+        let wait = contender.wait(50);
+        prop_assert_eq!((wait.until, wait.wake), (at(50 + cooldown), Wake::Request));
+        let stop = Input { request: Request::Stop, ..HOLD };
+        prop_assert!(matches!(contender.machine.next(at(ended_at), stop), Action::Close(Loss::Released)));
     }
 
     #[test]
