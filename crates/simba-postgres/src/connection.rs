@@ -104,7 +104,10 @@ impl Connection {
                 socket: Mutex::new(login.socket),
             }));
             if check {
-                connection.check().await?;
+                let mut in_flight = InFlight { connection: &connection, answered: false };
+                let checked = connection.check().await;
+                in_flight.answered = true;
+                checked?;
             }
             Ok(connection)
         };
@@ -292,7 +295,8 @@ impl Connection {
     }
 }
 
-/// A statement behind a pooler; dropping it before its answer ends the connection.
+/// A statement behind a pooler, or the check of a new connection. Dropping it before its answer resets the connection:
+/// the driver would otherwise wait for the answer.
 struct InFlight<'a> {
     connection: &'a Connection,
     answered: bool,

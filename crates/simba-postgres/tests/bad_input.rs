@@ -14,6 +14,7 @@ use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::Setup;
 use simba_tck::FaultProxy;
 use simba_test_support::{Logs, error_text, follows_password_file};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 /// Connects. Unless the URL has a timeout, a login may take long, as on a busy machine.
 async fn connect(url: &str) -> Result<PostgresBackend> {
@@ -87,6 +88,24 @@ async fn a_server_that_does_not_answer_is_reported() {
     let address = listener.local_addr().unwrap();
     let error = connect(&format!("postgres://a:b@{address}/c?connect_timeout=200ms")).await.unwrap_err();
     assert_error(&error, ErrorKind::Unavailable, &["did not answer a login within 200ms"]);
+}
+
+/// A pooler accepts the login while its server hangs. The driver of the connection would wait for an answer for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_whose_check_is_not_answered_is_closed() {
+    const LOGGED_IN: &[u8] = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I";
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    // The second host makes the backend check the first one.
+    let address = listener.local_addr().unwrap();
+    let url = format!("postgres://a:b@{address},{address}/c?connect_timeout=200ms");
+    let connecting = tokio::spawn(async move { connect(&url).await });
+    let (mut client, _) = soon("a connection is opened", listener.accept()).await.unwrap();
+    client.write_all(LOGGED_IN).await.unwrap();
+    let mut received = Vec::new();
+    let ended = soon("broken: the connection is closed", client.read_to_end(&mut received)).await;
+    assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert!(received.windows(11).any(|bytes| bytes == b"pg_is_in_re"), "the check was sent");
+    connecting.abort();
 }
 
 /// Creates an empty schema, and returns a URL of the superuser for it.
