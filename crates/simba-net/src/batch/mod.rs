@@ -368,10 +368,14 @@ impl<C, A> State<C, A> {
         self.in_flight.retain(|slot| slot.number != number);
     }
 
-    /// Lets calls wait again, in the order in which they were made. Leaves out those whose caller was dropped meanwhile:
-    /// the next call of the same session may have been sent.
+    /// Lets calls wait again, in the order in which they were made; fails them if the batcher is closed. Leaves out those
+    /// whose caller was dropped meanwhile: the next call of the same session may have been sent.
     fn wait_again(&mut self, calls: Vec<Waiting<C, A>>) {
         for call in calls.into_iter().filter(|call| !call.answer.is_closed()) {
+            if let Some(error) = &self.closed {
+                let _ = call.answer.send(Err(error.clone()));
+                continue;
+            }
             let at = self.waiting.partition_point(|waiting| waiting.number < call.number);
             self.waiting.insert(at, call);
         }
