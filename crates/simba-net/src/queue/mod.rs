@@ -44,7 +44,7 @@ use simba_core::spi::{Answer, Claim, Holding, Intent, Ownership, Prior, Session,
 use simba_core::{ContenderId, Error, ErrorKind, FencingToken, Moment, MutexName, Result};
 
 /// The number of attempts to act on a queue that changes in between.
-const MAX_ATTEMPTS: usize = 8;
+pub const MAX_ATTEMPTS: usize = 8;
 
 /// The queue of one mutex at one store, with the entry of one contender.
 ///
