@@ -8,7 +8,7 @@ use simba_net::queue::Proof;
 use tokio::sync::oneshot;
 
 use crate::client::{Client, Failure, LeaseInUse, TxnResponse, wait_for};
-use crate::error::no_random_bytes;
+use crate::error::unavailable;
 use crate::lease::{SharedLease, StoreLease};
 use crate::queue::token;
 
@@ -41,7 +41,8 @@ impl Entry {
     /// Creates an entry with a unique key, also among contenders with the same lease.
     pub(crate) fn new(prefix: &str, lease: Arc<StoreLease>, client: &Client) -> simba_core::Result<Self> {
         let mut nonce = [0; 8];
-        getrandom::fill(&mut nonce).map_err(|_| no_random_bytes())?;
+        getrandom::fill(&mut nonce)
+            .map_err(|_| unavailable("the operating system returned no random bytes"))?;
         let key = format!("{prefix}{:x}-{:016x}", lease.id, u64::from_be_bytes(nonce));
         let _in_use = client.use_lease(lease.ttl());
         Ok(Self { key, lease, revision: None, seen_at: 0, pending: None, is_ambiguous: false, _in_use })

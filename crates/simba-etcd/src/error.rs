@@ -1,6 +1,6 @@
 //! Translates failures of the client into errors of Simba that say how to fix the problem.
 
-use std::time::Duration;
+use std::borrow::Cow;
 
 use simba_core::{Error, ErrorKind};
 use simba_net::{Endpoint, closed};
@@ -13,8 +13,7 @@ pub(crate) fn failed(action: &str, failure: Failure) -> Error {
     match failure {
         Failure::Refused(status) => refused(action, status),
         Failure::Lost(status) => {
-            Error::new(ErrorKind::Unavailable, format!("the connection broke during the request to {action}"))
-                .with_source(status)
+            unavailable(format!("the connection broke during the request to {action}")).with_source(status)
         }
         Failure::Unsent(error) => error,
         Failure::Closed => closed(),
@@ -61,35 +60,15 @@ pub(crate) fn unexpected_answer() -> Error {
     Error::new(ErrorKind::Protocol, "the server returned an unexpected answer to a transaction")
 }
 
-/// Returns the error for a key that cannot be named: its name needs random bytes.
-pub(crate) fn no_random_bytes() -> Error {
-    Error::new(ErrorKind::Unavailable, "the operating system returned no random bytes")
-}
-
-/// Returns the error for a leader change during a renewal: whether the new leader counts the renewal is unknown.
-pub(crate) fn leader_changed() -> Error {
-    Error::new(ErrorKind::Unavailable, "the servers elected another leader during the renewal")
-}
-
-/// Returns the error for a keep-alive without an answer within this limit.
-pub(crate) fn keep_alive_timed_out(limit: Duration) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("the server did not renew the lease within {limit:?}"))
-}
-
-/// Returns the error of a connection that was given up for this reason.
-pub(crate) fn gave_up(reason: &'static str) -> Error {
-    Error::new(ErrorKind::Unavailable, reason)
+pub(crate) fn unavailable(message: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::Unavailable, message)
 }
 
 pub(crate) fn disconnected(endpoint: &Endpoint) -> Error {
     let message = format!(
         "{endpoint} ended the connection before it answered: check the port, and whether it wants TLS or a certificate"
     );
-    Error::new(ErrorKind::Unavailable, message)
-}
-
-pub(crate) fn timed_out(endpoint: &Endpoint, limit: Duration) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("{endpoint} did not answer within {limit:?}"))
+    unavailable(message)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use simba_net::batch::{Answers, BatchError, BatchLimits, Batcher, SendBatch};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::client::{Client, Compare, Failure, KeptAlive, Op, RangeRequest, Term, TxnRequest};
-use crate::error::{failed, keep_alive_timed_out, leader_changed};
+use crate::error::{failed, unavailable};
 use crate::queue::revision_of;
 
 /// The default limit of servers for the operations in one transaction.
@@ -232,6 +232,8 @@ impl SendBatch for Renewals {
             };
             open = self.confirm(&lease, sent, kept, calls, open, &mut answers).await;
         }
+        // Whether the new leader counts the renewal is unknown.
+        let leader_changed = || unavailable("the servers elected another leader during the renewal");
         open.into_iter().for_each(|at| answers[at] = Err(leader_changed()));
         if lease.until() <= self.client.now() {
             // Not confirmed for its whole length: it has no holder, and its keys block other contenders.
@@ -247,7 +249,8 @@ impl Renewals {
     async fn keep_alive(&self, lease: &StoreLease) -> Result<Option<KeptAlive>, Failure> {
         let limit = self.client.call_limit();
         let kept = within(&**self.client.clock(), limit, self.client.keep_alive(lease.id)).await;
-        kept.unwrap_or_else(|| Err(Failure::Unsent(keep_alive_timed_out(limit))))
+        let late = || unavailable(format!("the server did not renew the lease within {limit:?}"));
+        kept.unwrap_or_else(|| Err(Failure::Unsent(late())))
     }
 
     /// Sends the open checks to a quorum. Returns those that it could not confirm because the leader has changed.

@@ -6,16 +6,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use simba_core::operate::{EvictIf, Eviction, MutexRecord, Operate, Probe};
 use simba_core::{MutexName, Result};
-use simba_net::queue::{Holder, unstable_queue};
+use simba_net::queue::{Holder, MAX_ATTEMPTS, unstable_queue};
 
 use crate::backend::EtcdBackend;
 use crate::client::{Compare, DeleteRangeRequest, KeyValue, Op, TxnRequest};
 use crate::error::failed;
 use crate::layout;
 use crate::queue::{self, Head};
-
-/// The number of attempts to evict a holder that changes in between.
-const MAX_READS: usize = 8;
 
 /// The state of one queue: its first entry and the number of its keys.
 struct QueueState {
@@ -98,7 +95,7 @@ impl Operate for EtcdBackend {
 
     async fn evict(&self, mutex: &MutexName, condition: EvictIf) -> Result<Eviction> {
         layout::check(mutex)?;
-        for _ in 0..MAX_READS {
+        for _ in 0..MAX_ATTEMPTS {
             let Some(head) = self.read_queue(mutex).await?.head else { return Ok(Eviction::Vacant) };
             if !condition.holds_for(&head.holder.owner, Some(head.holder.token)) {
                 return Ok(Eviction::Other(head.holder.owner));

@@ -201,6 +201,7 @@ impl Queue for EtcdQueue {
     }
 
     fn delete_in_background(&mut self) {
+        self.own_watch = None;
         self.entry.take().into_iter().for_each(|entry| entry.delete_in_background(&self.lease));
     }
 

@@ -3,7 +3,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use simba_core::{Error, ErrorKind, Result};
+use simba_core::Result;
+
+use crate::error::closed;
 
 /// The number from which on those without a user are dropped.
 const MAX_IDLE: usize = 8;
@@ -56,14 +58,10 @@ impl<T> fmt::Debug for PerLease<T> {
     }
 }
 
-/// Returns the error of a call on a closed backend.
-#[must_use]
-pub fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the backend is closed")
-}
-
 #[cfg(test)]
 mod tests {
+    use simba_core::ErrorKind;
+
     use super::*;
 
     fn get(all: &PerLease<u64>, seconds: u64) -> Arc<u64> {

@@ -23,10 +23,11 @@ use std::fmt;
 use std::time::Duration;
 
 use simba_core::spi::within;
-use simba_core::{Clock, Error, ErrorKind, Moment, Result};
+use simba_core::{Clock, Error, ErrorKind, Result};
 use tokio::sync::watch;
 
-use crate::{Backoff, closed};
+use crate::Backoff;
+use crate::error::{closed, timed_out};
 
 /// Opens and runs the connections of one kind.
 pub trait Connector: Send {
@@ -109,7 +110,7 @@ pub struct Retry {
     pub first_pause: Duration,
     /// The longest pause.
     pub max_pause: Duration,
-    /// The shortest pause after a permanent error, which lasts until somebody fixes the setup.
+    /// The shortest pause after a permanent error, which lasts until the setup is fixed.
     pub permanent_pause: Duration,
     /// A connection that ends sooner counts as a failed attempt: there is a pause before the next one. Calls wait through
     /// the pause after the first such connection, and fail after the next ones.
@@ -235,7 +236,7 @@ impl<C: Connection> Supervised<C> {
                     first = if retry.rotate { endpoint + 1 } else { endpoint };
                     let (began, error) = (clock.now(), self.serve(connector, &connection).await);
                     let was_usable = connector.was_usable(&connection);
-                    if was_usable && lasted(clock, began) >= retry.stable_after {
+                    if was_usable && clock.now() - began >= retry.stable_after {
                         self.set(State::Connecting);
                         ended_at_once = false;
                         backoff.reset();
@@ -274,10 +275,6 @@ impl<C: Connection> Supervised<C> {
             open
         });
     }
-}
-
-fn lasted(clock: &dyn Clock, began: Moment) -> Duration {
-    clock.now().saturating_since(began)
 }
 
 /// Tries every endpoint once, from `first` on, until one accepts a connection.
@@ -350,10 +347,6 @@ impl<C: Connection> Drop for CloseOnDrop<'_, C> {
     fn drop(&mut self) {
         self.0.close();
     }
-}
-
-fn timed_out(limit: Duration) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("the server did not answer within {limit:?}"))
 }
 
 #[cfg(test)]

@@ -5,13 +5,13 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use simba_core::operate::{EvictIf, Eviction, MutexRecord, Operate, Probe};
 use simba_core::{MutexName, Result};
-use simba_net::queue::{Holder, record, unstable_queue};
+use simba_net::queue::{Holder, MAX_ATTEMPTS, record, unstable_queue};
 
 use crate::backend::ZookeeperBackend;
 use crate::client::{Client, Request, lease};
 use crate::error::found;
 use crate::layout;
-use crate::queue::{self, MAX_READS};
+use crate::queue;
 
 /// The number of mutexes that are read concurrently.
 const CONCURRENT_READS: usize = 64;
@@ -52,7 +52,7 @@ impl Operate for ZookeeperBackend {
         let (client, path) = (self.any_client()?, self.config().paths().mutex(mutex));
         // Servers do not report the timeout of the holder's session. It is at most the longest that they grant.
         let window = lease(self.longest_session().await?);
-        for _ in 0..MAX_READS {
+        for _ in 0..MAX_ATTEMPTS {
             let (Some(head), _) = queue::first(&client, &path, None).await? else {
                 return Ok(Eviction::Vacant);
             };

@@ -1,15 +1,13 @@
 //! Reads the queue of a mutex.
 
 use simba_core::{ContenderId, FencingToken, Result};
-use simba_net::queue::{Holder, unstable_queue};
+use simba_net::queue::{Holder, MAX_ATTEMPTS, unstable_queue};
 use tokio::sync::oneshot;
 
 use crate::client::{Client, Names, Outcome, Reply, Request, Stat, recv};
 use crate::error::{found, unexpected_reply};
 use crate::latch;
 
-/// The number of attempts to read a queue that changes meanwhile.
-pub(crate) const MAX_READS: usize = 8;
 const DOING: &str = "read the queue of the mutex";
 
 /// A node of the queue, usually the first.
@@ -68,7 +66,7 @@ async fn read(client: &Client, path: &str, name: &str) -> Result<Option<Head>> {
 ///
 /// The first node was deleted during every attempt to read it.
 pub(crate) async fn first(client: &Client, path: &str, known: Option<Head>) -> Result<(Option<Head>, usize)> {
-    for _ in 0..MAX_READS {
+    for _ in 0..MAX_ATTEMPTS {
         let names = names(client, path).await?.unwrap_or_default();
         let Some(first) = latch::first(&names) else { return Ok((None, 0)) };
         let head = match &known {

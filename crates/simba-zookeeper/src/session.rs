@@ -238,13 +238,13 @@ impl Queue for ZookeeperQueue {
         waiting.is_hinted = false;
         let is_watched = waiting.watches(&next, &client);
         let is_known = waiting.head.as_ref().is_some_and(|head| head.name == first);
-        let mut watching = (!is_watched).then(|| {
+        let watching = (!is_watched).then(|| {
             let watch = Watch::new(&client, &format!("{parent}/{next}"), next.clone());
             (watch, queue::send_read(&client, &parent, &next, true))
         });
         let mut reading = (!is_known && (is_watched || first != next))
             .then(|| queue::send_read(&client, &parent, &first, false));
-        if let Some((watch, mut read)) = watching.take() {
+        if let Some((watch, mut read)) = watching {
             let Some(head) = queue::parse(&next, recv(&mut read).await)? else { return Ok(None) };
             waiting.watch = Some(watch);
             if first == next {

@@ -143,10 +143,10 @@ impl Connection {
         if self.token.get().is_none() {
             log_in().await?;
         }
-        let mut reached = self.send_read(Self::quorum_read(config)).await;
+        let mut reached = self.check_quorum(config).await;
         if self.token.get().is_some() && reached.as_ref().is_err_and(Failure::is_logged_out) {
             log_in().await?;
-            reached = self.send_read(Self::quorum_read(config)).await;
+            reached = self.check_quorum(config).await;
         }
         reached.map_err(|failure| refused(endpoint, "reach", failure))
     }
@@ -156,8 +156,9 @@ impl Connection {
         RangeRequest::of_key(&config.keys().root())
     }
 
-    pub(super) async fn send_read(&self, read: RangeRequest) -> Result<(), Failure> {
-        let RangeResponse { .. } = self.unary("/etcdserverpb.KV/Range", read).await?;
+    /// Sends such a read.
+    pub(super) async fn check_quorum(&self, config: &EtcdConfig) -> Result<(), Failure> {
+        let RangeResponse { .. } = self.unary("/etcdserverpb.KV/Range", Self::quorum_read(config)).await?;
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 use super::Shared;
 use super::connection::Connection;
-use crate::error::{gave_up, timed_out};
+use crate::error::unavailable;
 
 /// The bounds of the limit for one attempt to connect.
 const MAX_DIAL: Duration = Duration::from_secs(5);
@@ -57,7 +57,8 @@ impl Connector for Members {
     }
 
     fn timed_out(&self, endpoint: usize, limit: Duration) -> Error {
-        timed_out(&self.shared.config.endpoints[self.order[endpoint]], limit)
+        let endpoint = &self.shared.config.endpoints[self.order[endpoint]];
+        unavailable(format!("{endpoint} did not answer within {limit:?}"))
     }
 
     async fn connect(&mut self, endpoint: usize) -> Result<Connection, Error> {
@@ -72,11 +73,12 @@ impl Connector for Members {
         self.shared.liveness.answered(self.shared.clock.now());
         self.shared.watches.connected(connection.number());
         let reason = tokio::select! {
+            biased;
             () = connection.ended() => "the connection ended",
             () = until_silent(&self.shared, connection) => "the server did not answer",
         };
         self.shared.watches.disconnected();
-        gave_up(reason)
+        unavailable(reason)
     }
 }
 
@@ -112,7 +114,7 @@ async fn until_silent(shared: &Arc<Shared>, connection: &Connection) {
 /// Sends a read that needs a quorum.
 async fn probe(shared: Arc<Shared>, connection: Connection) {
     let token = connection.token();
-    match connection.send_read(Connection::quorum_read(&shared.config)).await {
+    match connection.check_quorum(&shared.config).await {
         Ok(()) => shared.liveness.answered(shared.clock.now()),
         Err(failure) if failure.is_logged_out() => shared.log_in_again(connection, token).await,
         Err(_) => {}

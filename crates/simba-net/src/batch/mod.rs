@@ -12,7 +12,7 @@
 //! | it was sent from its caller's task, and nothing polls its future any more | it holds up others until the limit has passed, as a request without an answer does |
 //! | its request fails as a whole | it fails, or waits again and is sent alone if the [`SendBatch`] says so |
 //! | the task of [`Batcher::run`] ends | it fails with [`ErrorKind::Closed`](simba_core::ErrorKind) if it was sent, otherwise it waits for the next `run` |
-//! | [`Batcher::close`] | it fails if it was not sent yet |
+//! | [`Batcher::close`] | it fails if it was not sent yet, or would be sent again |
 //!
 //! The first row makes it safe to send another call for the same session right after a dropped one: the store receives
 //! the dropped call first or not at all, as long as requests are processed in the order in which they are sent.
@@ -31,7 +31,7 @@ use simba_core::spi::within;
 use simba_core::{Clock, Error, ErrorKind, Moment, Result};
 use tokio::sync::{Notify, oneshot};
 
-use crate::closed;
+use crate::error::{closed, timed_out};
 
 /// Sends several calls as one request.
 ///
@@ -368,10 +368,14 @@ impl<C, A> State<C, A> {
         self.in_flight.retain(|slot| slot.number != number);
     }
 
-    /// Lets calls wait again, in the order in which they were made. Leaves out those whose caller was dropped meanwhile:
-    /// the next call of the same session may have been sent.
+    /// Lets calls wait again, in the order in which they were made; fails them if the batcher is closed. Leaves out those
+    /// whose caller was dropped meanwhile: the next call of the same session may have been sent.
     fn wait_again(&mut self, calls: Vec<Waiting<C, A>>) {
         for call in calls.into_iter().filter(|call| !call.answer.is_closed()) {
+            if let Some(error) = &self.closed {
+                let _ = call.answer.send(Err(error.clone()));
+                continue;
+            }
             let at = self.waiting.partition_point(|waiting| waiting.number < call.number);
             self.waiting.insert(at, call);
         }
@@ -437,10 +441,6 @@ async fn end_of(window: &mut Option<Sleep>) {
     if let Some(window) = window {
         window.await;
     }
-}
-
-fn timed_out(limit: Duration) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("the server did not answer within {limit:?}"))
 }
 
 fn no_answer() -> Error {

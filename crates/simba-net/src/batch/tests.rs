@@ -56,7 +56,7 @@ async fn settle(mut run: Pin<&mut impl Future<Output = ()>>) {
 #[tokio::test(start_paused = true)]
 async fn a_lone_call_is_sent_at_once_from_its_own_task() {
     let (batcher, server) = (batcher(LIMITS), Server::new(1));
-    assert_eq!(batcher.call(&server, 7).await.unwrap(), 70, "nobody polls run");
+    assert_eq!(batcher.call(&server, 7).await.unwrap(), 70, "without run");
 }
 
 #[tokio::test(start_paused = true)]
@@ -275,4 +275,19 @@ async fn close_fails_waiting_and_later_calls_and_a_request_in_flight_is_answered
     server.permits.add_permits(1);
     assert_eq!(calls.remove(0).await.unwrap(), 10);
     assert_eq!(server.requests(), [[1]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_fails_calls_whose_request_fails_later() {
+    let (batcher, server) = (batcher(LIMITS), Server::new(0));
+    let mut run = std::pin::pin!(batcher.run(&server));
+    let calls = with_failed_request(&batcher, &server, &[2, 3]).await;
+    settle(run.as_mut()).await;
+    batcher.close(&Error::new(ErrorKind::Closed, "the backend was closed"));
+    server.permits.add_permits(1);
+    settle(run.as_mut()).await;
+    for call in calls {
+        let outcome = call.now_or_never().expect("it does not wait for another request");
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Closed);
+    }
 }

@@ -44,7 +44,7 @@ use simba_core::spi::{Answer, Claim, Holding, Intent, Ownership, Prior, Session,
 use simba_core::{ContenderId, Error, ErrorKind, FencingToken, Moment, MutexName, Result};
 
 /// The number of attempts to act on a queue that changes in between.
-const MAX_ATTEMPTS: usize = 8;
+pub const MAX_ATTEMPTS: usize = 8;
 
 /// The queue of one mutex at one store, with the entry of one contender.
 ///
@@ -215,7 +215,10 @@ impl<Q: Queue> QueueSession<Q> {
 
     /// Makes one attempt. Returns `None` if the queue has changed and has to be read again.
     async fn attempt(&mut self, prior: Prior, began: Moment) -> Result<Option<Answer>> {
-        match self.queue.token().filter(|_| !self.is_leaving) {
+        if std::mem::take(&mut self.is_leaving) {
+            self.queue.delete_in_background();
+        }
+        match self.queue.token() {
             // The entry of a lapsed tenure: the next tenure needs a greater token, hence a new entry.
             Some(token) if prior == Prior::Lapsed(token) => {
                 self.leave().await?;
@@ -225,9 +228,6 @@ impl<Q: Queue> QueueSession<Q> {
             None if self.is_duplicate => self.check_duplicate().await,
             _ => {
                 self.is_holder = false;
-                if std::mem::take(&mut self.is_leaving) {
-                    self.queue.delete_in_background();
-                }
                 let position = self.queue.locate(&self.contender, self.intent == Intent::Queue).await?;
                 self.act_on(position, prior, began).await
             }

@@ -54,14 +54,17 @@ pub(super) struct CheckSender {
 }
 
 impl CheckSender {
+    /// Returns the error of each check. Fails if the session has ended, since every check fails then.
     async fn request(&self, paths: Vec<String>) -> Result<Vec<Option<Code>>, Failure> {
         let (to, mut outcome) = oneshot::channel();
         if let Some(commands) = self.commands.upgrade() {
             let _ = commands.send(Command::Send(Call::new(Request::Check { paths }, to)));
         }
-        match recv(&mut outcome).await? {
-            Reply::Checked(errors) => Ok(errors.into_iter().map(Code::of).collect()),
-            _ => Err(unanswered()),
+        let Reply::Checked(errors) = recv(&mut outcome).await? else { return Err(unanswered()) };
+        let codes: Vec<_> = errors.into_iter().map(Code::of).collect();
+        match codes.contains(&Some(Code::SESSION_EXPIRED)) {
+            true => Err(Failure::Refused(Code::SESSION_EXPIRED)),
+            false => Ok(codes),
         }
     }
 }
@@ -75,36 +78,26 @@ impl SendBatch for CheckSender {
         let mut answers: Answers<Checked> = paths.iter().map(|_| Ok(Err(unanswered()))).collect();
         let mut open: Vec<usize> = (0..paths.len()).collect();
         while !open.is_empty() {
-            let codes = self.request(open.iter().map(|at| paths[*at].clone()).collect()).await;
-            let codes = match codes {
-                // The session has ended, so every check fails.
-                Ok(codes) if codes.contains(&Some(Code::SESSION_EXPIRED)) => {
-                    Err(Failure::Refused(Code::SESSION_EXPIRED))
-                }
-                codes => codes,
-            };
-            let next: Vec<usize> = match codes {
-                Err(failure) => {
-                    open.iter().for_each(|at| answers[*at] = Ok(Err(failure.clone())));
-                    break;
-                }
-                Ok(codes) if codes.iter().all(Option::is_none) => {
-                    open.iter().for_each(|at| answers[*at] = Ok(Ok(())));
-                    break;
-                }
-                Ok(codes) => open.iter().zip(codes).filter_map(|(at, code)| match code {
-                    Some(code) if code != Code::NOT_REACHED => {
-                        answers[*at] = Ok(refused(code));
-                        None
-                    }
-                    _ => Some(*at),
-                }),
+            let sent = std::mem::take(&mut open);
+            let codes = self.request(sent.iter().map(|at| paths[*at].clone()).collect()).await;
+            let all_exist = codes.as_ref().is_ok_and(|codes| codes.iter().all(Option::is_none));
+            for (n, at) in sent.iter().enumerate() {
+                let answer = match &codes {
+                    Err(failure) => Err(failure.clone()),
+                    Ok(_) if all_exist => Ok(()),
+                    Ok(codes) => match codes[n] {
+                        Some(code) if code != Code::NOT_REACHED => refused(code),
+                        _ => {
+                            open.push(*at);
+                            continue;
+                        }
+                    },
+                };
+                answers[*at] = Ok(answer);
             }
-            .collect();
-            if next.len() == open.len() {
+            if open.len() == sent.len() {
                 break;
             }
-            open = next;
         }
         Ok(answers)
     }

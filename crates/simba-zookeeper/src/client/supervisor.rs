@@ -206,9 +206,10 @@ impl Connector for Supervisor {
         self.order.len()
     }
 
-    /// A handshake has a limit of its own, for the socket and for the answer.
+    /// Unlimited, since the steps of [`connect`](Self::connect) have limits. If `connect` were dropped, as after a pause
+    /// of the process, the checks that it has sent would fail as if the client were closed.
     fn limit(&self) -> Duration {
-        self.handshake_limit() * 3
+        Duration::MAX
     }
 
     async fn connect(&mut self, endpoint: usize) -> Result<Connected, Error> {
@@ -324,5 +325,31 @@ mod tests {
         assert!(matches!(in_flight[0].call.completion, Completion::Ignore), "its answer is still to come");
         assert_eq!(shared.proofs.shortenings(), 1);
         assert_eq!(shared.proofs.until(7), Some(Moment::ZERO + Duration::from_secs(5)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_check_in_a_handshake_survives_a_pause_of_the_process() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("zookeeper://{}", listener.local_addr().unwrap());
+        let config = Arc::new(ZookeeperConfig::from_url(&url.parse().unwrap()).unwrap());
+        let clock: Arc<dyn Clock> = Arc::new(simba_core::TokioClock::new());
+        let shared = Arc::new(Shared::new(config.paths().root(), 3_000, Arc::clone(&clock)));
+        let (_commands, inbox) = mpsc::unbounded_channel();
+        let mut supervisor = Supervisor::new(config, 3_000, Arc::clone(&clock), shared, inbox);
+        (supervisor.session.id, supervisor.is_first_attempt) = (7, true);
+        let (call, mut outcome) = check();
+        supervisor.ctx.outbox.calls.push_back(call);
+        let limit = supervisor.limit();
+        let mut attempt = Box::pin(simba_core::spi::within(&*clock, limit, supervisor.connect(0)));
+        assert!(attempt.as_mut().now_or_never().is_none(), "it dials");
+        let _silent = listener.accept().await.unwrap();
+        tokio::time::advance(Duration::from_secs(60)).await;
+        if attempt.as_mut().now_or_never().is_some() {
+            drop(attempt);
+        }
+        assert!(
+            !matches!(outcome.try_recv(), Err(oneshot::error::TryRecvError::Closed)),
+            "the check was dropped"
+        );
     }
 }

@@ -201,6 +201,26 @@ async fn a_duplicate_of_the_holder_neither_queues_nor_acquires() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_duplicate_whose_deletion_was_not_confirmed_leaves_no_entry() {
+    for fault in [Fault::Refused, Fault::Unanswered] {
+        let store = Store::new();
+        let [mut holder, mut duplicate] = ["same", "same"].map(|id| store.session(id, Intent::Queue));
+        ours(&mut holder, Prior::Nothing).await;
+        store.state().delay = Duration::from_millis(1);
+        // The fourth request, after a creation and two reads, is the deletion.
+        let fails = async {
+            tokio::time::sleep(Duration::from_micros(2_500)).await;
+            store.fail_next(fault);
+        };
+        let (answer, ()) = tokio::join!(duplicate.contend(Prior::Nothing), fails);
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(held_by(&mut duplicate, Prior::Unknown).await, "same");
+        store.pass(Duration::from_secs(1)).await;
+        assert_eq!(store.owners(), ["same"], "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_first_hint_is_given_once_and_later_ones_are_kept() {
     let store = Store::new();
     let [mut a, mut b] = ["a", "b"].map(|id| store.session(id, Intent::Queue));
