@@ -35,15 +35,15 @@ fn refused(doing: &str, code: Code) -> Error {
         Code::LOGIN_REQUIRED => (
             ErrorKind::Denied,
             format!(
-                "no right to {doing}: the server requires a login; give user and password, and the scheme that it \
-                 wants by `auth=`"
+                "no right to {doing}: the server requires a login; set user and password, and the scheme with \
+                 `auth=`"
             ),
         ),
         Code::SESSION_EXPIRED | Code::SESSION_MOVED => {
             (ErrorKind::Unavailable, format!("the session ended on the way to {doing}"))
         }
         Code::UNIMPLEMENTED => {
-            (ErrorKind::Config, format!("the server cannot {doing}: it takes ZooKeeper 3.5 or later"))
+            (ErrorKind::Config, format!("the server cannot {doing}: ZooKeeper 3.5 or later is required"))
         }
         Code::NO_CHILDREN_FOR_EPHEMERALS => (
             ErrorKind::Protocol,
@@ -51,7 +51,7 @@ fn refused(doing: &str, code: Code) -> Error {
         ),
         Code::INVALID_ACL => (
             ErrorKind::Config,
-            format!("cannot {doing}: the server knows nobody by these credentials to give the node to"),
+            format!("cannot {doing}: `acl=creator` needs a login, and the connection has none"),
         ),
         _ => (ErrorKind::Unavailable, format!("the server did not {doing}")),
     };

@@ -175,7 +175,9 @@ impl Connection {
         let answer = self.unary_as(None, "/etcdserverpb.Auth/Authenticate", credentials).await;
         let answer: AuthenticateResponse = match answer {
             Err(failure) if failure.is_auth_disabled() => {
-                tracing::warn!("authentication is not enabled: everybody may touch the mutexes");
+                tracing::warn!(
+                    "authentication is not enabled on the server: any client can change the mutexes"
+                );
                 self.token.set(None);
                 return Ok(());
             }
