@@ -10,8 +10,8 @@
 //! What the read shows decides the next write, up to [`MAX_ROUNDS`] times. Every write is conditional on versions,
 //! so a late or repeated one changes nothing.
 //!
-//! Renewals, and writes of several rows, skip the rows that a peer has locked. A row that should have been written
-//! and was not is locked: its call pauses, outside of any connection, and tries again.
+//! Renewals, and the writes of a batch with several calls, skip the rows that a peer has locked. A row that should have
+//! been written and was not is locked: its call pauses, outside of any connection, and tries again.
 
 use std::collections::{BTreeMap, HashSet};
 use std::future::poll_fn;
@@ -49,7 +49,12 @@ const PAUSES: [Duration; 4] = [
 ];
 
 /// What the calls of one write have in common.
-type Group = (Kind, Terms);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Group {
+    kind: Kind,
+    terms: Terms,
+    skip_locked: bool,
+}
 
 /// One call of one session.
 #[derive(Clone, Debug)]
@@ -212,16 +217,20 @@ impl Calls {
 
     /// Sends one write for each kind and lease.
     async fn write_all(&self, connection: &mut Connection, calls: &mut [Pending<'_>]) {
+        // A batch waits for no row: the answers to its other calls would be late.
+        let skip_locked = calls.len() > 1 || self.shared.is_careful();
         let (mut groups, mut mutexes) = (BTreeMap::<Group, Vec<_>>::new(), HashSet::new());
         for call in calls.iter_mut() {
             let Some(kind) = call.planned_write() else { continue };
             // Of several calls about one mutex, the first writes and the others read the row afterwards.
             if mutexes.insert(call.mutex()) {
-                groups.entry((kind, call.session.terms())).or_default().push(call);
+                let skip_locked = skip_locked || kind == Kind::Renew;
+                let group = Group { kind, terms: call.session.terms(), skip_locked };
+                groups.entry(group).or_default().push(call);
             }
         }
         for (group, mut calls) in groups {
-            for calls in calls.chunks_mut(group.0.max()) {
+            for calls in calls.chunks_mut(group.kind.max()) {
                 self.write(connection, group, calls).await;
             }
         }
@@ -247,12 +256,11 @@ impl Calls {
     async fn send_write(
         &self,
         connection: &mut Connection,
-        (kind, terms): Group,
+        Group { kind, terms, skip_locked }: Group,
         calls: &[&mut Pending<'_>],
     ) -> Result<Done, Fault> {
         calls.iter().for_each(|call| call.sent());
         let targets: Vec<_> = calls.iter().filter_map(|call| call.target()).collect();
-        let skip_locked = kind == Kind::Renew || calls.len() > 1 || self.shared.is_careful();
         let text = self.shared.statements.write(kind, terms, &targets, skip_locked);
         let done = connection.execute(self.shared.limit(), &text).await?;
         if let Some(now) = done.number {
@@ -283,6 +291,12 @@ impl Calls {
                 for call in calls.iter_mut() {
                     let row = only.or_else(|| by_name.row(call.mutex()));
                     call.decide(row, &self.shared);
+                }
+            }
+            // Read each row alone, so that one that is not Simba's does not fail the other calls.
+            Err(Fault::Refused(_)) if calls.len() > 1 => {
+                for call in calls.iter_mut() {
+                    Box::pin(self.read(connection, &mut [call])).await;
                 }
             }
             Err(fault) => calls.iter_mut().for_each(|call| call.fail(&fault)),

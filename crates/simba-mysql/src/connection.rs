@@ -151,15 +151,28 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// As for [`execute`](Self::execute).
+    /// As for [`execute`](Self::execute); [`Fault::Refused`] for a row that is not Simba's.
     pub(crate) async fn rows(&mut self, limit: Duration, text: &str) -> Result<Vec<Row>, Fault> {
+        self.each_row(limit, text).await?.into_iter().collect()
+    }
+
+    /// Reads rows of the table, each with an error of its own.
+    ///
+    /// # Errors
+    ///
+    /// As for [`execute`](Self::execute).
+    pub(crate) async fn each_row(
+        &mut self,
+        limit: Duration,
+        text: &str,
+    ) -> Result<Vec<Result<Row, Fault>>, Fault> {
         let done = self.execute(limit, text).await?;
-        let times = done.times;
-        let rows: Vec<Columns> = self.decode(done)?;
-        if let Some((.., now)) = rows.first() {
-            self.shared.note_time(*now, times);
+        let rows = done.rows.into_iter().map(|row| self.decode::<Columns>(row).map(Row::from));
+        let rows: Vec<_> = rows.collect();
+        if let Some(row) = rows.iter().flatten().next() {
+            self.shared.note_time(row.now, done.times);
         }
-        Ok(rows.into_iter().map(Row::from).collect())
+        Ok(rows)
     }
 
     /// Carries out any other query.
@@ -169,12 +182,11 @@ impl Connection {
     /// As for [`execute`](Self::execute).
     pub(crate) async fn query<T: FromRow>(&mut self, limit: Duration, text: &str) -> Result<Vec<T>> {
         let done = self.execute(limit, text).await.map_err(Fault::into_error)?;
-        self.decode(done).map_err(Fault::into_error)
+        done.rows.into_iter().map(|row| self.decode(row).map_err(Fault::into_error)).collect()
     }
 
-    fn decode<T: FromRow>(&self, done: Done) -> Result<Vec<T>, Fault> {
-        let foreign = |_| Fault::Refused(foreign_shape(&self.shared));
-        done.rows.into_iter().map(|row| mysql_async::from_row_opt(row).map_err(foreign)).collect()
+    fn decode<T: FromRow>(&self, row: mysql_async::Row) -> Result<T, Fault> {
+        mysql_async::from_row_opt(row).map_err(|_| Fault::Refused(foreign_shape(&self.shared)))
     }
 
     /// Returns whether the connection was idle for this long. A slow one counts as busy while a mutex is held: a

@@ -72,6 +72,10 @@ pub(crate) fn fault(error: Mysql, table: &TableName) -> Fault {
                 )
                 .with_source(error),
             ),
+            // A proxy lost its server: MaxScale, MySQL Router and ProxySQL send the errors of a client.
+            1158..=1161 | 2000..=2999 | 9001 => {
+                Fault::Lost(unavailable("a proxy has no connection to the server").with_source(error))
+            }
             // A proxy or a failover changed the server behind the connection, or the table was changed.
             1243 | 1615 => Fault::Lost(
                 unavailable("the server does not know a prepared statement any more").with_source(error),
@@ -242,6 +246,14 @@ mod tests {
         for code in [1047, 1180, 1243, 1290, 1615, 1792, 1836, 3032, 3100, 3101] {
             let error = fault_of(code).into_error();
             assert!(error.is_transient(), "{code}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_proxy_that_lost_its_server_is_a_lost_connection() {
+        for code in [1158, 1161, 2002, 2003, 2006, 2013, 9001] {
+            let fault = fault_of(code);
+            assert!(matches!(fault, Fault::Lost(_)) && fault.into_error().is_transient(), "{code}");
         }
     }
 

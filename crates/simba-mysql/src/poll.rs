@@ -123,7 +123,9 @@ impl Poller {
         for asked in self.shared.wakeups.topics().chunks(MAX_READ) {
             let text = self.shared.statements.read(asked.iter().map(MutexName::as_str));
             let sent = self.shared.clock.now();
-            let rows = connection.rows(LIMIT, &text).await.map_err(Fault::into_error)?;
+            let rows = connection.each_row(LIMIT, &text).await.map_err(Fault::into_error)?;
+            // A row that is not Simba's must not cost the waiters of other mutexes their notifications.
+            let rows: Vec<_> = rows.into_iter().flatten().collect();
             // Counted from before the statement, so that the end of a lease is not expected too late.
             self.shared.wakeups.polled(asked, &rows, sent);
         }
