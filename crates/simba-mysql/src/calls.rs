@@ -20,7 +20,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use simba_core::Result;
-use simba_core::spi::{Answer, Claim, Holding, Ownership, Prior};
+use simba_core::spi::{Answer, Claim, Holding, Prior};
 use simba_net::batch::{Answers, BatchError, BatchLimits, Batcher, SendBatch};
 use tokio::runtime::Handle;
 
@@ -64,20 +64,12 @@ pub(crate) struct Call {
     pub(crate) caller: Weak<()>,
 }
 
-/// What a session requests.
+/// What a session requests. The answer to a release is [`Answer::Vacant`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Request {
-    Contend { prior: Prior, free_version: Option<u64> },
+    Contend(Prior),
     Inspect,
     Release(Holding),
-}
-
-/// The reply to a request.
-#[derive(Debug)]
-pub(crate) enum Reply {
-    Answer(Answer),
-    Owner(Option<Ownership>),
-    Released,
 }
 
 /// The state of a session that its calls use.
@@ -114,19 +106,15 @@ impl Call {
 
     /// Returns whether the call is about a hold of its session.
     const fn is_urgent(&self) -> bool {
-        matches!(
-            self.request,
-            Request::Contend { prior: Prior::Held, .. } | Request::Release(Holding::Under(_))
-        )
+        matches!(self.request, Request::Contend(Prior::Held) | Request::Release(Holding::Under(_)))
     }
 
     /// Prepares the next try. A row with our id is ours if a take may have been carried out.
     fn retry(&mut self, fault: &Fault) {
-        if let Request::Contend { prior, free_version } = &mut self.request {
-            *free_version = None;
-            if *prior == Prior::Nothing && fault.outcome_unknown() {
-                *prior = Prior::Unknown;
-            }
+        if let Request::Contend(prior @ Prior::Nothing) = &mut self.request
+            && fault.outcome_unknown()
+        {
+            *prior = Prior::Unknown;
         }
     }
 }
@@ -136,8 +124,8 @@ pub(crate) struct Calls {
     shared: Arc<Shared>,
     pool: Pool,
     /// Calls about a hold of their session. They need one statement, and do not wait for the answers to others.
-    urgent: Batcher<Call, Result<Reply, Fault>>,
-    others: Batcher<Call, Result<Reply, Fault>>,
+    urgent: Batcher<Call, Result<Answer, Fault>>,
+    others: Batcher<Call, Result<Answer, Fault>>,
     /// Calls continue here and not in the task of the caller: a dropped statement would cost its connection.
     runtime: Handle,
 }
@@ -179,7 +167,7 @@ impl Calls {
         self: &Arc<Self>,
         session: &Arc<SessionState>,
         request: Request,
-    ) -> Result<Reply> {
+    ) -> Result<Answer> {
         let caller = Arc::new(());
         let call = Call { session: Arc::clone(session), request, caller: Arc::downgrade(&caller) };
         let mut carried_out = Box::pin(Arc::clone(self).carry_out(call));
@@ -194,7 +182,7 @@ impl Calls {
         }
     }
 
-    async fn carry_out(self: Arc<Self>, mut call: Call) -> Result<Reply> {
+    async fn carry_out(self: Arc<Self>, mut call: Call) -> Result<Answer> {
         let session = Arc::clone(&call.session);
         let _turn = session.turn.lock().await;
         let mut pauses = PAUSES.iter();
@@ -208,7 +196,7 @@ impl Calls {
                 self.shared.note_locked();
             }
             let Some(pause) = pauses.next().filter(|_| fault.is_retried()) else {
-                return Err(fault.into_error());
+                return Err(fault.into());
             };
             call.retry(&fault);
             self.shared.clock.sleep_until(self.shared.clock.now() + *pause).await;
@@ -272,7 +260,7 @@ impl Calls {
     /// Reads the rows of the calls that have no reply yet, and decides what each does next.
     async fn read_all(&self, connection: &mut Connection, calls: &mut [Pending<'_>]) {
         let unanswered = calls.iter_mut().filter(|call| call.reply.is_none());
-        let (alone, mut together): (Vec<_>, Vec<_>) = unanswered.partition(|call| call.is_read_alone());
+        let (alone, mut together): (Vec<_>, Vec<_>) = unanswered.partition(|call| call.is_read_alone);
         if !together.is_empty() {
             self.read(connection, &mut together).await;
         }
@@ -319,10 +307,11 @@ impl Calls {
 
 impl SendBatch for Calls {
     type Call = Call;
-    type Answer = Result<Reply, Fault>;
+    type Answer = Result<Answer, Fault>;
 
     async fn send(&self, calls: &[Call]) -> Result<Answers<Self::Answer>, BatchError> {
-        let mut connection = self.pool.get().await?;
+        let mut pooled = self.pool.get().await?;
+        let connection = &mut pooled.connection;
         let mut pending: Vec<Pending<'_>> =
             calls.iter().map(|call| Pending::new(call, &self.shared)).collect();
         for (call, pending) in calls.iter().zip(&mut pending) {
@@ -331,9 +320,9 @@ impl SendBatch for Calls {
             }
         }
         for _ in 0..MAX_ROUNDS {
-            self.write_all(&mut connection, &mut pending).await;
-            self.read_all(&mut connection, &mut pending).await;
-            self.insert_missing(&mut connection, &mut pending).await;
+            self.write_all(connection, &mut pending).await;
+            self.read_all(connection, &mut pending).await;
+            self.insert_missing(connection, &mut pending).await;
             if pending.iter().all(|call| call.reply.is_some()) {
                 break;
             }
