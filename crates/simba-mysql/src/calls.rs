@@ -10,8 +10,9 @@
 //! What the read shows decides the next write, up to [`MAX_ROUNDS`] times. Every write is conditional on versions,
 //! so a late or repeated one changes nothing.
 //!
-//! Renewals, and the writes of a batch with several calls, skip the rows that a peer has locked. A row that should have
-//! been written and was not is locked: its call pauses, outside of any connection, and tries again.
+//! Renewals, the writes of a batch with several calls, and those on the last idle connection skip the rows that a peer
+//! has locked. A row that should have been written and was not is locked: its call pauses, outside of any connection,
+//! and tries again.
 
 use std::collections::{BTreeMap, HashSet};
 use std::future::poll_fn;
@@ -137,7 +138,7 @@ impl Calls {
             let limits = BatchLimits { calls: MAX_BATCH, in_flight, time: NO_LIMIT, window: Duration::ZERO };
             Batcher::new(Arc::clone(&shared.clock), limits)
         };
-        // One connection is left for renewals: the other calls may wait for a locked row.
+        // One connection is left for renewals: the other calls may wait for an insert.
         let (urgent, others) = (batcher(connections), batcher(connections.saturating_sub(1).max(1)));
         Self { urgent, others, shared, pool, runtime: Handle::current() }
     }
@@ -205,8 +206,9 @@ impl Calls {
 
     /// Sends one write for each kind and lease.
     async fn write_all(&self, connection: &mut Connection, calls: &mut [Pending<'_>]) {
-        // A batch waits for no row: the answers to its other calls would be late.
-        let skip_locked = calls.len() > 1 || self.shared.is_careful();
+        // A batch waits for no row: the answers to its other calls would be late. Nor does a call on the last idle
+        // connection: renewals that come meanwhile would be late.
+        let skip_locked = calls.len() > 1 || self.pool.is_exhausted() || self.shared.is_careful();
         let (mut groups, mut mutexes) = (BTreeMap::<Group, Vec<_>>::new(), HashSet::new());
         for call in calls.iter_mut() {
             let Some(kind) = call.planned_write() else { continue };

@@ -95,8 +95,8 @@ impl Shared {
         self.moments().careful_until = self.clock.now() + CAREFUL_PERIOD;
     }
 
-    /// Returns whether every statement has to skip locked rows. A take or a release alone does not otherwise, since
-    /// that costs the server a third more.
+    /// Returns whether every statement has to skip locked rows. A take or a release alone does not otherwise while a
+    /// connection is idle, since that costs the server a third more.
     pub(crate) fn is_careful(&self) -> bool {
         self.clock.now() < self.moments().careful_until
     }

@@ -68,6 +68,11 @@ impl Pool {
         self.take(permit, |idle| connected(idle).or(idle.len().checked_sub(1))).ok_or_else(closed)
     }
 
+    /// Returns whether every connection is in use.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.permits.available_permits() == 0
+    }
+
     /// Takes the idle connection that `choose` returns the position of.
     fn take<'a>(
         &'a self,
