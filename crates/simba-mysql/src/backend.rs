@@ -9,12 +9,13 @@ use tokio::task::JoinHandle;
 
 use crate::calls::Calls;
 use crate::config::MySqlConfig;
-use crate::connection::{Connection, Purpose};
+use crate::connection::Connection;
 use crate::error::{NAME, closed};
 use crate::poll::Poller;
 use crate::schema::Shape;
 use crate::session::MySqlSession;
 use crate::shared::Shared;
+use crate::statements::FOR_READS;
 use crate::supervisor::Pool;
 
 /// A [`Backend`] that keeps mutexes in a table of MySQL or MariaDB: see the [crate's documentation](crate).
@@ -66,7 +67,7 @@ impl MySqlBackend {
     pub async fn connect_with_clock(config: MySqlConfig, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check_files()?;
         let shared = Arc::new(Shared::new(config, clock));
-        let mut poller = Connection::new(Arc::clone(&shared), Purpose::Reads);
+        let mut poller = Connection::new(Arc::clone(&shared), FOR_READS);
         poller.ready().await?;
         // Read ahead of the first session. If this fails, `open` reads it again and returns the error.
         let shape = Arc::new(Shape::read(&mut poller, &shared).await.map(OnceLock::from).unwrap_or_default());
@@ -86,7 +87,7 @@ impl MySqlBackend {
     ///
     /// Why the connection could not be made.
     pub(crate) async fn operator(&self) -> Result<Connection> {
-        let mut connection = Connection::new(Arc::clone(&self.shared), Purpose::Reads);
+        let mut connection = Connection::new(Arc::clone(&self.shared), FOR_READS);
         connection.ready().await.map(|()| connection)
     }
 

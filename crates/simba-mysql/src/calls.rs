@@ -10,8 +10,9 @@
 //! What the read shows decides the next write, up to [`MAX_ROUNDS`] times. Every write is conditional on versions,
 //! so a late or repeated one changes nothing.
 //!
-//! Renewals, and writes of several rows, skip the rows that a peer has locked. A row that should have been written
-//! and was not is locked: its call pauses, outside of any connection, and tries again.
+//! Renewals, the writes of a batch with several calls, and those on the last idle connection skip the rows that a peer
+//! has locked. A row that should have been written and was not is locked: its call pauses, outside of any connection,
+//! and tries again.
 
 use std::collections::{BTreeMap, HashSet};
 use std::future::poll_fn;
@@ -20,7 +21,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use simba_core::Result;
-use simba_core::spi::{Answer, Claim, Holding, Ownership, Prior};
+use simba_core::spi::{Answer, Claim, Holding, Prior};
 use simba_net::batch::{Answers, BatchError, BatchLimits, Batcher, SendBatch};
 use tokio::runtime::Handle;
 
@@ -49,7 +50,12 @@ const PAUSES: [Duration; 4] = [
 ];
 
 /// What the calls of one write have in common.
-type Group = (Kind, Terms);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Group {
+    kind: Kind,
+    terms: Terms,
+    skip_locked: bool,
+}
 
 /// One call of one session.
 #[derive(Clone, Debug)]
@@ -59,20 +65,12 @@ pub(crate) struct Call {
     pub(crate) caller: Weak<()>,
 }
 
-/// What a session requests.
+/// What a session requests. The answer to a release is [`Answer::Vacant`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Request {
-    Contend { prior: Prior, free_version: Option<u64> },
+    Contend(Prior),
     Inspect,
     Release(Holding),
-}
-
-/// The reply to a request.
-#[derive(Debug)]
-pub(crate) enum Reply {
-    Answer(Answer),
-    Owner(Option<Ownership>),
-    Released,
 }
 
 /// The state of a session that its calls use.
@@ -109,19 +107,15 @@ impl Call {
 
     /// Returns whether the call is about a hold of its session.
     const fn is_urgent(&self) -> bool {
-        matches!(
-            self.request,
-            Request::Contend { prior: Prior::Held, .. } | Request::Release(Holding::Under(_))
-        )
+        matches!(self.request, Request::Contend(Prior::Held) | Request::Release(Holding::Under(_)))
     }
 
     /// Prepares the next try. A row with our id is ours if a take may have been carried out.
     fn retry(&mut self, fault: &Fault) {
-        if let Request::Contend { prior, free_version } = &mut self.request {
-            *free_version = None;
-            if *prior == Prior::Nothing && fault.outcome_unknown() {
-                *prior = Prior::Unknown;
-            }
+        if let Request::Contend(prior @ Prior::Nothing) = &mut self.request
+            && fault.outcome_unknown()
+        {
+            *prior = Prior::Unknown;
         }
     }
 }
@@ -131,8 +125,8 @@ pub(crate) struct Calls {
     shared: Arc<Shared>,
     pool: Pool,
     /// Calls about a hold of their session. They need one statement, and do not wait for the answers to others.
-    urgent: Batcher<Call, Result<Reply, Fault>>,
-    others: Batcher<Call, Result<Reply, Fault>>,
+    urgent: Batcher<Call, Result<Answer, Fault>>,
+    others: Batcher<Call, Result<Answer, Fault>>,
     /// Calls continue here and not in the task of the caller: a dropped statement would cost its connection.
     runtime: Handle,
 }
@@ -144,7 +138,7 @@ impl Calls {
             let limits = BatchLimits { calls: MAX_BATCH, in_flight, time: NO_LIMIT, window: Duration::ZERO };
             Batcher::new(Arc::clone(&shared.clock), limits)
         };
-        // One connection is left for renewals: the other calls may wait for a locked row.
+        // One connection is left for renewals: the other calls may wait for an insert.
         let (urgent, others) = (batcher(connections), batcher(connections.saturating_sub(1).max(1)));
         Self { urgent, others, shared, pool, runtime: Handle::current() }
     }
@@ -174,7 +168,7 @@ impl Calls {
         self: &Arc<Self>,
         session: &Arc<SessionState>,
         request: Request,
-    ) -> Result<Reply> {
+    ) -> Result<Answer> {
         let caller = Arc::new(());
         let call = Call { session: Arc::clone(session), request, caller: Arc::downgrade(&caller) };
         let mut carried_out = Box::pin(Arc::clone(self).carry_out(call));
@@ -189,7 +183,7 @@ impl Calls {
         }
     }
 
-    async fn carry_out(self: Arc<Self>, mut call: Call) -> Result<Reply> {
+    async fn carry_out(self: Arc<Self>, mut call: Call) -> Result<Answer> {
         let session = Arc::clone(&call.session);
         let _turn = session.turn.lock().await;
         let mut pauses = PAUSES.iter();
@@ -203,7 +197,7 @@ impl Calls {
                 self.shared.note_locked();
             }
             let Some(pause) = pauses.next().filter(|_| fault.is_retried()) else {
-                return Err(fault.into_error());
+                return Err(fault.into());
             };
             call.retry(&fault);
             self.shared.clock.sleep_until(self.shared.clock.now() + *pause).await;
@@ -212,16 +206,21 @@ impl Calls {
 
     /// Sends one write for each kind and lease.
     async fn write_all(&self, connection: &mut Connection, calls: &mut [Pending<'_>]) {
+        // A batch waits for no row: the answers to its other calls would be late. Nor does a call on the last idle
+        // connection: renewals that come meanwhile would be late.
+        let skip_locked = calls.len() > 1 || self.pool.is_exhausted() || self.shared.is_careful();
         let (mut groups, mut mutexes) = (BTreeMap::<Group, Vec<_>>::new(), HashSet::new());
         for call in calls.iter_mut() {
             let Some(kind) = call.planned_write() else { continue };
             // Of several calls about one mutex, the first writes and the others read the row afterwards.
             if mutexes.insert(call.mutex()) {
-                groups.entry((kind, call.session.terms())).or_default().push(call);
+                let skip_locked = skip_locked || kind == Kind::Renew;
+                let group = Group { kind, terms: call.session.terms(), skip_locked };
+                groups.entry(group).or_default().push(call);
             }
         }
         for (group, mut calls) in groups {
-            for calls in calls.chunks_mut(group.0.max()) {
+            for calls in calls.chunks_mut(group.kind.max()) {
                 self.write(connection, group, calls).await;
             }
         }
@@ -247,12 +246,11 @@ impl Calls {
     async fn send_write(
         &self,
         connection: &mut Connection,
-        (kind, terms): Group,
+        Group { kind, terms, skip_locked }: Group,
         calls: &[&mut Pending<'_>],
     ) -> Result<Done, Fault> {
         calls.iter().for_each(|call| call.sent());
         let targets: Vec<_> = calls.iter().filter_map(|call| call.target()).collect();
-        let skip_locked = kind == Kind::Renew || calls.len() > 1 || self.shared.is_careful();
         let text = self.shared.statements.write(kind, terms, &targets, skip_locked);
         let done = connection.execute(self.shared.limit(), &text).await?;
         if let Some(now) = done.number {
@@ -264,7 +262,7 @@ impl Calls {
     /// Reads the rows of the calls that have no reply yet, and decides what each does next.
     async fn read_all(&self, connection: &mut Connection, calls: &mut [Pending<'_>]) {
         let unanswered = calls.iter_mut().filter(|call| call.reply.is_none());
-        let (alone, mut together): (Vec<_>, Vec<_>) = unanswered.partition(|call| call.is_read_alone());
+        let (alone, mut together): (Vec<_>, Vec<_>) = unanswered.partition(|call| call.is_read_alone);
         if !together.is_empty() {
             self.read(connection, &mut together).await;
         }
@@ -283,6 +281,12 @@ impl Calls {
                 for call in calls.iter_mut() {
                     let row = only.or_else(|| by_name.row(call.mutex()));
                     call.decide(row, &self.shared);
+                }
+            }
+            // Read each row alone, so that one that is not Simba's does not fail the other calls.
+            Err(Fault::Refused(_)) if calls.len() > 1 => {
+                for call in calls.iter_mut() {
+                    Box::pin(self.read(connection, &mut [call])).await;
                 }
             }
             Err(fault) => calls.iter_mut().for_each(|call| call.fail(&fault)),
@@ -305,10 +309,11 @@ impl Calls {
 
 impl SendBatch for Calls {
     type Call = Call;
-    type Answer = Result<Reply, Fault>;
+    type Answer = Result<Answer, Fault>;
 
     async fn send(&self, calls: &[Call]) -> Result<Answers<Self::Answer>, BatchError> {
-        let mut connection = self.pool.get().await?;
+        let mut pooled = self.pool.get().await?;
+        let connection = &mut pooled.connection;
         let mut pending: Vec<Pending<'_>> =
             calls.iter().map(|call| Pending::new(call, &self.shared)).collect();
         for (call, pending) in calls.iter().zip(&mut pending) {
@@ -317,9 +322,9 @@ impl SendBatch for Calls {
             }
         }
         for _ in 0..MAX_ROUNDS {
-            self.write_all(&mut connection, &mut pending).await;
-            self.read_all(&mut connection, &mut pending).await;
-            self.insert_missing(&mut connection, &mut pending).await;
+            self.write_all(connection, &mut pending).await;
+            self.read_all(connection, &mut pending).await;
+            self.insert_missing(connection, &mut pending).await;
             if pending.iter().all(|call| call.reply.is_some()) {
                 break;
             }

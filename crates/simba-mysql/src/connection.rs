@@ -19,21 +19,11 @@ use crate::error::{Fault, NAME, connect_error, fault, is_tls, unavailable};
 use crate::row::{Columns, Row};
 use crate::schema::foreign_shape;
 use crate::shared::Shared;
-use crate::statements::{FOR_CALLS, FOR_READS};
 
 const MIN_BACKOFF: Duration = Duration::from_millis(25);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 /// The round trip from which on a connection is slow.
 const SLOW_ROUND_TRIP: Duration = Duration::from_millis(10);
-
-/// The use of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// The calls of sessions: short, and many wait behind each.
-    Calls,
-    /// Reads of many rows, and operators' calls.
-    Reads,
-}
 
 /// A connection that is replaced when it breaks.
 ///
@@ -41,12 +31,14 @@ pub(crate) enum Purpose {
 /// connection with it, and no later statement can receive its reply.
 pub(crate) struct Connection {
     shared: Arc<Shared>,
-    purpose: Purpose,
+    /// The settings of the session at the server: [`FOR_CALLS`](crate::statements::FOR_CALLS) or
+    /// [`FOR_READS`](crate::statements::FOR_READS).
+    settings: &'static str,
     conn: Option<Conn>,
     /// The settings are not applied yet: they are sent with the first statement, in one round trip.
     is_new: bool,
-    /// The number of connects so far.
-    epoch: u64,
+    /// The number of connects so far. A new number means that changes may have been missed.
+    pub(crate) epoch: u64,
     /// The duration of the last round trip.
     round_trip: Duration,
     last_used: Moment,
@@ -68,11 +60,11 @@ pub(crate) struct Done {
 }
 
 impl Connection {
-    pub(crate) fn new(shared: Arc<Shared>, purpose: Purpose) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, settings: &'static str) -> Self {
         Self {
             last_used: shared.clock.now(),
             shared,
-            purpose,
+            settings,
             conn: None,
             is_new: true,
             epoch: 0,
@@ -80,11 +72,6 @@ impl Connection {
             backoff: Backoff::new(MIN_BACKOFF, MAX_BACKOFF),
             retry_after: None,
         }
-    }
-
-    /// Returns the number of connects so far. A new number means that changes may have been missed.
-    pub(crate) const fn epoch(&self) -> u64 {
-        self.epoch
     }
 
     pub(crate) const fn is_connected(&self) -> bool {
@@ -108,7 +95,7 @@ impl Connection {
         let pause = |error: &Error| (self.shared.clock.now() + self.backoff.pause(), error.clone());
         self.retry_after = connected.as_ref().err().map(pause);
         let conn = connected?;
-        tracing::debug!(backend = NAME, purpose = ?self.purpose, id = conn.id(), "connected");
+        tracing::debug!(backend = NAME, id = conn.id(), "connected");
         self.backoff.reset();
         (self.conn, self.is_new, self.epoch) = (Some(conn), true, self.epoch + 1);
         Ok(())
@@ -118,9 +105,7 @@ impl Connection {
         let limit = self.shared.config.connect_timeout;
         let opts = self.shared.config.opts()?;
         match within(&*self.shared.clock, limit, dial(&opts, &self.shared)).await {
-            Some(connected) => {
-                connected.map_err(|error| connect_error(error, self.shared.statements.table()))
-            }
+            Some(connected) => connected.map_err(|error| connect_error(error, &self.shared.config.table)),
             None => Err(timed_out("no connection to the server", limit)),
         }
     }
@@ -133,7 +118,7 @@ impl Connection {
     pub(crate) async fn execute(&mut self, limit: Duration, text: &str) -> Result<Done, Fault> {
         self.ready().await.map_err(Fault::NotWritable)?;
         let shared = Arc::clone(&self.shared);
-        let with_settings = self.is_new.then(|| format!("{}; {text}", self.purpose.settings()));
+        let with_settings = self.is_new.then(|| format!("{}; {text}", self.settings));
         let sent = shared.clock.now();
         let Some(mut conn) = self.conn.take() else {
             return Err(Fault::Lost(unavailable("there is no connection")));
@@ -151,15 +136,28 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// As for [`execute`](Self::execute).
+    /// As for [`execute`](Self::execute); [`Fault::Refused`] for a row that is not Simba's.
     pub(crate) async fn rows(&mut self, limit: Duration, text: &str) -> Result<Vec<Row>, Fault> {
+        self.each_row(limit, text).await?.into_iter().collect()
+    }
+
+    /// Reads rows of the table, each with an error of its own.
+    ///
+    /// # Errors
+    ///
+    /// As for [`execute`](Self::execute).
+    pub(crate) async fn each_row(
+        &mut self,
+        limit: Duration,
+        text: &str,
+    ) -> Result<Vec<Result<Row, Fault>>, Fault> {
         let done = self.execute(limit, text).await?;
-        let times = done.times;
-        let rows: Vec<Columns> = self.decode(done)?;
-        if let Some((.., now)) = rows.first() {
-            self.shared.note_time(*now, times);
+        let rows = done.rows.into_iter().map(|row| self.decode::<Columns>(row).map(Row::from));
+        let rows: Vec<_> = rows.collect();
+        if let Some(row) = rows.iter().flatten().next() {
+            self.shared.note_time(row.now, done.times);
         }
-        Ok(rows.into_iter().map(Row::from).collect())
+        Ok(rows)
     }
 
     /// Carries out any other query.
@@ -168,13 +166,12 @@ impl Connection {
     ///
     /// As for [`execute`](Self::execute).
     pub(crate) async fn query<T: FromRow>(&mut self, limit: Duration, text: &str) -> Result<Vec<T>> {
-        let done = self.execute(limit, text).await.map_err(Fault::into_error)?;
-        self.decode(done).map_err(Fault::into_error)
+        let done = self.execute(limit, text).await?;
+        done.rows.into_iter().map(|row| Ok(self.decode(row)?)).collect()
     }
 
-    fn decode<T: FromRow>(&self, done: Done) -> Result<Vec<T>, Fault> {
-        let foreign = |_| Fault::Refused(foreign_shape(&self.shared));
-        done.rows.into_iter().map(|row| mysql_async::from_row_opt(row).map_err(foreign)).collect()
+    fn decode<T: FromRow>(&self, row: mysql_async::Row) -> Result<T, Fault> {
+        mysql_async::from_row_opt(row).map_err(|_| Fault::Refused(foreign_shape(&self.shared)))
     }
 
     /// Returns whether the connection was idle for this long. A slow one counts as busy while a mutex is held: a
@@ -204,11 +201,11 @@ impl Connection {
         self.last_used = self.shared.clock.now();
         let outcome = match outcome {
             Some(Ok(output)) => Ok(output),
-            Some(Err(error)) => Err(fault(error, self.shared.statements.table())),
+            Some(Err(error)) => Err(fault(error, &self.shared.config.table)),
             None => Err(Fault::TimedOut(timed_out("no answer from the server", limit))),
         };
         if let Err(fault) = &outcome {
-            tracing::debug!(backend = NAME, purpose = ?self.purpose, id = conn.id(), ?fault, "a statement failed");
+            tracing::debug!(backend = NAME, id = conn.id(), ?fault, "a statement failed");
         }
         match &outcome {
             // After a failover a new connection may reach the new primary.
@@ -270,15 +267,6 @@ async fn close_now(conn: Conn) {
         Poll::Ready(())
     })
     .await;
-}
-
-impl Purpose {
-    const fn settings(self) -> &'static str {
-        match self {
-            Self::Calls => FOR_CALLS,
-            Self::Reads => FOR_READS,
-        }
-    }
 }
 
 fn timed_out(what: &str, limit: Duration) -> Error {

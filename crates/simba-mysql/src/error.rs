@@ -26,17 +26,6 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    pub(crate) fn into_error(self) -> Error {
-        match self {
-            Self::Lost(error)
-            | Self::TimedOut(error)
-            | Self::ServerTimeout(error)
-            | Self::Locked(error)
-            | Self::NotWritable(error)
-            | Self::Refused(error) => error,
-        }
-    }
-
     /// Returns whether another try may succeed within milliseconds.
     pub(crate) const fn is_retried(&self) -> bool {
         matches!(self, Self::Lost(_) | Self::ServerTimeout(_) | Self::Locked(_))
@@ -53,32 +42,23 @@ impl Fault {
     }
 }
 
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Lost(error)
+            | Fault::TimedOut(error)
+            | Fault::ServerTimeout(error)
+            | Fault::Locked(error)
+            | Fault::NotWritable(error)
+            | Fault::Refused(error) => error,
+        }
+    }
+}
+
 /// Converts the error of a statement about this table.
 pub(crate) fn fault(error: Mysql, table: &TableName) -> Fault {
     match error {
-        Mysql::Server(error) => match error.code {
-            1205 | 3572 => Fault::Locked(locked().with_source(error)),
-            1213 | 3101 => Fault::Locked(
-                unavailable("the server rolled the statement back in favour of another transaction")
-                    .with_source(error),
-            ),
-            1969 | 3024 => Fault::ServerTimeout(server_timeout(error)),
-            1053 | 1927 | 1317 | 4031 => {
-                Fault::Lost(unavailable("the server ended the connection").with_source(error))
-            }
-            1180 | 3100 => Fault::Lost(
-                unavailable(
-                    "the server could not commit a write, or does not know whether it did: see its log",
-                )
-                .with_source(error),
-            ),
-            // A proxy or a failover changed the server behind the connection, or the table was changed.
-            1243 | 1615 => Fault::Lost(
-                unavailable("the server does not know a prepared statement any more").with_source(error),
-            ),
-            1047 | 1290 | 1792 | 1836 | 3032 => Fault::NotWritable(refused(error, table)),
-            _ => Fault::Refused(refused(error, table)),
-        },
+        Mysql::Server(error) => server_fault(error, table),
         Mysql::Io(IoError::Io(error)) if is_tls(&error) => Fault::Refused(tls_failed(error)),
         Mysql::Io(IoError::Tls(error)) => Fault::Refused(tls_failed(error)),
         Mysql::Io(IoError::Io(error)) => {
@@ -102,7 +82,7 @@ pub(crate) fn connect_error(error: Mysql, table: &TableName) -> Error {
             unavailable("no connection to the server: check the host, the port and that it runs")
                 .with_source(error)
         }
-        error => fault(error, table).into_error(),
+        error => fault(error, table).into(),
     }
 }
 
@@ -125,16 +105,8 @@ fn tls_failed(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::new(ErrorKind::Config, message).with_backend(NAME).with_source(error)
 }
 
-/// Returns the error for a row that a peer has locked.
-pub(crate) fn locked() -> Error {
-    unavailable("the row is locked by another transaction that does not end")
-}
-
-fn server_timeout(error: ServerError) -> Error {
-    let message = "the server timed out a statement: the row is locked by another transaction that does not end, or \
-                   the server is overloaded";
-    Error::new(ErrorKind::Unavailable, message).with_backend(NAME).with_source(error)
-}
+/// The message about a row that a peer has locked.
+pub(crate) const LOCKED: &str = "the row is locked by another transaction that does not end";
 
 /// Uses the message of the error, not its `Debug`: an unexpected packet may contain anything.
 fn driver(error: &DriverError) -> Error {
@@ -162,59 +134,82 @@ fn driver(error: &DriverError) -> Error {
     Error::new(kind, message).with_backend(NAME)
 }
 
-fn refused(error: ServerError, table: &TableName) -> Error {
-    let (kind, message) = classify(error.code, table);
-    Error::new(kind, message).with_backend(NAME).with_source(error)
-}
-
-/// Returns the kind, the cause and the fix of a server error, by its number.
-fn classify(code: u16, table: &TableName) -> (ErrorKind, String) {
-    match code {
-        1045 | 1698 | 1396 => {
-            (ErrorKind::Denied, "the server refused the user or its password: correct them in the URL".to_owned())
+/// Converts an error of the server, by its number. The message names the cause and the fix.
+fn server_fault(error: ServerError, table: &TableName) -> Fault {
+    use ErrorKind::{Config, Denied, Protocol, Unavailable};
+    use Fault::{Locked, Lost, NotWritable, Refused, ServerTimeout};
+    let (fault, kind, message): (fn(Error) -> Fault, ErrorKind, &str) = match error.code {
+        1205 | 3572 => (Locked, Unavailable, LOCKED),
+        1213 | 3101 => {
+            (Locked, Unavailable, "the server rolled the statement back in favour of another transaction")
         }
-        1044 => (ErrorKind::Denied, "the user has no access to this database: grant it".to_owned()),
-        1142 | 1143 | 1227 | 1370 => (
-            ErrorKind::Denied,
-            format!("the user lacks a right: GRANT SELECT, INSERT, UPDATE ON {table} TO it (and CREATE for the schema)"),
+        1969 | 3024 => (
+            ServerTimeout,
+            Unavailable,
+            "the server timed out a statement: the row is locked by another transaction that does not end, or the \
+             server is overloaded",
         ),
-        1049 => (ErrorKind::Config, "the database in the URL does not exist: create it, or name another".to_owned()),
-        1146 => (ErrorKind::Config, format!("the table {table} does not exist: run `simba schema --apply`")),
-        1054 => (
-            ErrorKind::Config,
-            format!("the table {table} lacks a column, so it is not Simba's: name another with `table`, then run \
-                     `simba schema --apply`"),
+        1053 | 1927 | 1317 | 4031 => (Lost, Unavailable, "the server ended the connection"),
+        1180 | 3100 => (
+            Lost,
+            Unavailable,
+            "the server could not commit a write, or does not know whether it did: see its log",
         ),
-        // Transient: a planned failover makes the old primary read-only before the new one takes over.
+        // MaxScale, MySQL Router and ProxySQL send the error numbers of a client.
+        1158..=1161 | 2000..=2999 | 9001 => (Lost, Unavailable, "a proxy has no connection to the server"),
+        // A proxy or a failover changed the server behind the connection, or the table was changed.
+        1243 | 1615 => (Lost, Unavailable, "the server does not know a prepared statement any more"),
+        // A planned failover makes the old primary read-only before the new one takes over.
         1290 | 1792 | 1836 => (
-            ErrorKind::Unavailable,
-            "the server is read-only: wait for the failover to end, name the primary, or turn read_only off".to_owned(),
+            NotWritable,
+            Unavailable,
+            "the server is read-only: wait for the failover to end, name the primary, or turn read_only off",
         ),
         1047 | 3032 => (
-            ErrorKind::Unavailable,
-            "the server accepts no statements: it is offline or not in its cluster's majority; wait, or name another"
-                .to_owned(),
-        ),
-        1264 | 1690 => (
-            ErrorKind::Config,
-            format!("the version of this mutex has reached the end of its column: ALTER TABLE {table} MODIFY version \
-                     BIGINT UNSIGNED NOT NULL (JVM peers stop at 2147483647)"),
-        ),
-        1665 => (
-            ErrorKind::Config,
-            "the server logs statements instead of rows, which READ COMMITTED forbids: set binlog_format to ROW or \
-             MIXED"
-                .to_owned(),
+            NotWritable,
+            Unavailable,
+            "the server accepts no statements: it is offline or not in its cluster's majority; wait, or name another",
         ),
         1021 | 1114 | 1026 | 1030 | 3675 => {
-            (ErrorKind::Unavailable, "the server has no room left to write: make room on its disk".to_owned())
+            (Refused, Unavailable, "the server has no room left to write: make room on its disk")
         }
         1040 | 1203 | 1226 => {
-            (ErrorKind::Unavailable, "the server has no connection left: raise max_connections".to_owned())
+            (Refused, Unavailable, "the server has no connection left: raise max_connections")
         }
-        1406 => (ErrorKind::Config, format!("a value is longer than its column in {table}")),
-        _ => (ErrorKind::Protocol, format!("the server refused a statement with error {code}")),
-    }
+        1045 | 1698 | 1396 => {
+            (Refused, Denied, "the server refused the user or its password: correct them in the URL")
+        }
+        1044 => (Refused, Denied, "the user has no access to this database: grant it"),
+        1142 | 1143 | 1227 | 1370 => (
+            Refused,
+            Denied,
+            "the user lacks a right: GRANT SELECT, INSERT, UPDATE ON {table} TO it (and CREATE for the schema)",
+        ),
+        1049 => (Refused, Config, "the database in the URL does not exist: create it, or name another"),
+        1146 => (Refused, Config, "the table {table} does not exist: run `simba schema --apply`"),
+        1054 => (
+            Refused,
+            Config,
+            "the table {table} lacks a column, so it is not Simba's: name another with `table`, then run `simba \
+             schema --apply`",
+        ),
+        1264 | 1690 => (
+            Refused,
+            Config,
+            "the version of this mutex has reached the end of its column: ALTER TABLE {table} MODIFY version BIGINT \
+             UNSIGNED NOT NULL (JVM peers stop at 2147483647)",
+        ),
+        1665 => (
+            Refused,
+            Config,
+            "the server logs statements instead of rows, which READ COMMITTED forbids: set binlog_format to ROW or \
+             MIXED",
+        ),
+        1406 => (Refused, Config, "a value is longer than its column in {table}"),
+        _ => (Refused, Protocol, "the server refused a statement with error {code}"),
+    };
+    let message = message.replace("{table}", &table.to_string()).replace("{code}", &error.code.to_string());
+    fault(Error::new(kind, message).with_backend(NAME).with_source(error))
 }
 
 #[cfg(test)]
@@ -240,8 +235,16 @@ mod tests {
     #[test]
     fn errors_of_a_failover_are_transient() {
         for code in [1047, 1180, 1243, 1290, 1615, 1792, 1836, 3032, 3100, 3101] {
-            let error = fault_of(code).into_error();
+            let error = Error::from(fault_of(code));
             assert!(error.is_transient(), "{code}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_proxy_that_lost_its_server_is_a_lost_connection() {
+        for code in [1158, 1161, 2002, 2003, 2006, 2013, 9001] {
+            let fault = fault_of(code);
+            assert!(matches!(fault, Fault::Lost(_)) && Error::from(fault).is_transient(), "{code}");
         }
     }
 
@@ -266,7 +269,7 @@ mod tests {
             (1114, ErrorKind::Unavailable, "make room"),
         ];
         for (code, kind, fix) in fixes {
-            let error = fault_of(code).into_error();
+            let error = Error::from(fault_of(code));
             assert_eq!(error.kind(), kind, "{code}");
             assert!(error.to_string().contains(fix), "{error}");
         }

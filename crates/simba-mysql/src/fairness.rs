@@ -38,7 +38,7 @@ impl LocalHandoverLimit {
         if self.paused_until.take().is_some() {
             // No other process acquired during the pause.
             self.allowed = self.allowed.saturating_mul(2);
-            self.restart();
+            (self.handovers, self.since) = (0, None);
         }
         let since = *self.since.get_or_insert(now);
         let longest = self.interval * (self.allowed / INITIAL).min(MAX_INTERVALS);
@@ -63,10 +63,6 @@ impl LocalHandoverLimit {
     /// Starts again at the first run: another process has held the mutex.
     pub(crate) fn reset(&mut self) {
         *self = Self::new(self.interval);
-    }
-
-    fn restart(&mut self) {
-        (self.handovers, self.since) = (0, None);
     }
 }
 

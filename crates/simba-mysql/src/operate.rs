@@ -7,7 +7,7 @@ use simba_core::{ContenderId, Error, ErrorKind, FencingToken, MutexName, Result}
 
 use crate::backend::MySqlBackend;
 use crate::connection::Connection;
-use crate::error::{Fault, NAME};
+use crate::error::NAME;
 use crate::probe::probe;
 use crate::row::Row;
 use crate::statements::{Kind, Target, Terms};
@@ -19,7 +19,7 @@ const MAX_ATTEMPTS: usize = 4;
 impl MySqlBackend {
     async fn row(&self, connection: &mut Connection, mutex: &MutexName) -> Result<Option<Row>> {
         let text = self.shared.statements.read([mutex.as_str()]);
-        let rows = connection.rows(LIMIT, &text).await.map_err(Fault::into_error)?;
+        let rows = connection.rows(LIMIT, &text).await?;
         Ok(rows.into_iter().next())
     }
 
@@ -44,11 +44,11 @@ impl MySqlBackend {
         let versions = row.version..=row.version;
         let target = Target { mutex: mutex.as_str(), owner: &row.owner, versions };
         let text = self.shared.statements.write(Kind::Free, Terms { ttl: 0, total: 0 }, &[target], false);
-        let freed = connection.execute(LIMIT, &text).await.map_err(Fault::into_error)?;
+        let freed = connection.execute(LIMIT, &text).await?;
         if freed.changed == 0 {
             return Ok(None);
         }
-        self.shared.note_released(mutex, Some(row.version + 1));
+        self.shared.wakeups.released(mutex, Some(row.version + 1), self.shared.clock.now());
         Ok(Some(Eviction::Freed { owner, window: row.remaining() }))
     }
 }
@@ -58,7 +58,7 @@ impl Operate for MySqlBackend {
     async fn list(&self) -> Result<Vec<MutexRecord>> {
         self.shape().await?;
         let mut connection = self.operator().await?;
-        let rows = connection.rows(LIMIT, &self.shared.statements.list()).await.map_err(Fault::into_error)?;
+        let rows = connection.rows(LIMIT, &self.shared.statements.list()).await?;
         // A row whose name is not valid is not a mutex.
         let named = rows.iter().filter_map(|row| Some(record(MutexName::legacy(&row.mutex).ok()?, row)));
         let mut records: Vec<_> = named.collect();
@@ -101,7 +101,7 @@ impl Operate for MySqlBackend {
             outcome => return outcome.map(drop),
         }
         let mut connection = self.operator().await?;
-        connection.execute(LIMIT, &self.shared.schema).await.map_err(Fault::into_error)?;
+        connection.execute(LIMIT, &self.shared.schema).await?;
         // Fails if a table of another shape exists.
         self.shape().await.map(drop)
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use simba_core::spi::{Answer, Holding, Ownership, Prior};
 use simba_core::{ContenderId, MutexName};
 
-use crate::calls::{Call, Reply, Request, SessionState};
-use crate::error::{Fault, NAME, locked, unavailable};
+use crate::calls::{Call, Request, SessionState};
+use crate::error::{Fault, LOCKED, NAME, unavailable};
 use crate::own_hold::OwnHold;
 use crate::row::Row;
 use crate::shared::Shared;
@@ -24,8 +24,12 @@ pub(crate) struct Pending<'a> {
     planned: Option<Write>,
     /// A write that may not have been carried out, and the server's time that it returned.
     unresolved: Option<(Write, Option<u64>)>,
-    visibility: Visibility,
-    pub(crate) reply: Option<Result<Reply, Fault>>,
+    /// The row was inserted, by this call or by a peer before.
+    is_inserted: bool,
+    /// The table spells the name differently, and the collation ignores the difference: only a statement that names
+    /// no other row can read it.
+    pub(crate) is_read_alone: bool,
+    pub(crate) reply: Option<Result<Answer, Fault>>,
 }
 
 /// A conditional write.
@@ -36,51 +40,21 @@ struct Write {
     versions: RangeInclusive<u64>,
 }
 
-/// Whether reads find the row of the call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Visibility {
-    Unknown,
-    Missing,
-    Inserted,
-    /// The table spells the name differently, and the collation ignores the difference.
-    OnlyAlone,
-}
-
-/// What a session does about a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Action {
-    /// The row is free: take it.
-    Take,
-    /// The row is ours, in the remembered tenure: renew it, its token stays.
-    Renew,
-    /// The row is ours, in a tenure whose first reply was lost: renew it, the version of this write becomes
-    /// the token.
-    Adopt,
-    /// The row is ours under the token that was given up as lost: begin a new tenure.
-    Retake,
-    /// The row is held by another contender, or by another session with our id.
-    Refuse,
-    /// The lease ends in this millisecond, in which neither a renewal nor a take is allowed.
-    Wait,
-}
-
-/// Returns what a session with this `prior` does about `row`. Never claims a hold whose lease has ended.
-fn decide(prior: Prior, own_hold: &OwnHold, contender: &ContenderId, row: &Row) -> Action {
+/// Returns the write by which a session with this `prior` takes or keeps a row, or `None` if it is another's. Forgets
+/// the remembered hold unless the row is in the same tenure. Never claims a hold whose lease has ended.
+fn decide(prior: Prior, own_hold: &mut OwnHold, contender: &ContenderId, row: &Row) -> Option<Kind> {
     if row.is_free() {
-        return Action::Take;
+        return Some(Kind::Take);
     }
-    if !row.is_held() {
-        return Action::Wait;
-    }
-    if !row.is_held_by(contender) {
-        return Action::Refuse;
-    }
+    let is_ours = prior != Prior::Nothing && row.is_held_by(contender);
     match prior {
-        Prior::Nothing => Action::Refuse,
-        Prior::Lapsed(token) if own_hold.token() == Some(token) => Action::Retake,
-        _ if own_hold.accounts_for(row.version) => Action::Renew,
-        _ => Action::Adopt,
+        Prior::Lapsed(token) if is_ours && own_hold.token() == Some(token) => return Some(Kind::Retake),
+        _ if is_ours && own_hold.accounts_for(row.version) => {}
+        // Another's, in the last millisecond of its lease, or ours by a write without a reply: the version of the
+        // next write becomes the token.
+        _ => own_hold.forget(),
     }
+    is_ours.then_some(Kind::Renew)
 }
 
 impl<'a> Pending<'a> {
@@ -90,7 +64,8 @@ impl<'a> Pending<'a> {
             request: call.request,
             planned: None,
             unresolved: None,
-            visibility: Visibility::Unknown,
+            is_inserted: false,
+            is_read_alone: false,
             reply: None,
         };
         pending.planned = pending.first_write(shared);
@@ -107,22 +82,22 @@ impl<'a> Pending<'a> {
             versions.map(|versions| Write { kind, versions })
         };
         match self.request {
-            Request::Contend { prior: Prior::Nothing, free_version } => {
+            Request::Contend(Prior::Nothing) => {
                 own_hold.forget();
-                let version = free_version.or_else(|| shared.take_free_version(self.mutex()));
+                let version = shared.wakeups.take_free_version(self.mutex());
                 version.map(|version| Write::at(Kind::Take, version))
             }
             // The token of the new tenure has to be known.
-            Request::Contend { prior: Prior::Lapsed(lapsed), .. } if token == Some(lapsed) => {
+            Request::Contend(Prior::Lapsed(lapsed)) if token == Some(lapsed) => {
                 known(Kind::Retake).filter(Write::is_exact)
             }
             // After an unanswered renewal the row is read first. A renewal that named several versions could be carried
             // out after its successor, and set the lease back to the time at which it was sent.
-            Request::Contend { .. } => known(Kind::Renew).filter(Write::is_exact),
+            Request::Contend(_) => known(Kind::Renew).filter(Write::is_exact),
             Request::Release(Holding::Under(released)) if token == Some(released) => known(Kind::Free),
             Request::Release(Holding::Unknown) | Request::Inspect => None,
             Request::Release(_) => {
-                self.reply = Some(Ok(Reply::Released));
+                self.reply = Some(Ok(Answer::Vacant));
                 None
             }
         }
@@ -201,17 +176,20 @@ impl<'a> Pending<'a> {
                 shared.note_version(&claim.mutex, version);
                 shared.wakeups.acquired(&claim.mutex, claim.contender.as_str());
             }
-            Kind::Free => shared.note_released(&claim.mutex, write.is_exact().then_some(version)),
+            Kind::Free => {
+                let version = write.is_exact().then_some(version);
+                shared.wakeups.released(&claim.mutex, version, shared.clock.now());
+            }
             Kind::Renew | Kind::Fence => {}
         }
         self.reply = Some(Ok(match write.kind {
-            Kind::Free | Kind::Fence => Reply::Released,
+            Kind::Free | Kind::Fence => Answer::Vacant,
             _ => {
                 shared.note_hold(&claim.lease);
                 // Another can take the row only from the millisecond after the lease on, so the whole lease is
                 // ours although the server truncates times to milliseconds.
                 let lease = Duration::from_millis(self.session.terms().total);
-                Reply::Answer(Answer::Ours(Ownership::new(claim.contender.clone(), token, lease)))
+                Answer::Ours(Ownership::new(claim.contender.clone(), token, lease))
             }
         }));
     }
@@ -230,10 +208,7 @@ impl<'a> Pending<'a> {
         let next = match self.request {
             Request::Inspect => self.reply_with_owner(row),
             Request::Release(holding) => self.decide_release(holding, row),
-            Request::Contend { prior, .. } => match row {
-                Some(row) => self.decide_contend(prior, row),
-                None => self.not_found(),
-            },
+            Request::Contend(prior) => self.decide_contend(prior, row),
         };
         let is_repeated = |next: &Write| {
             let repeats =
@@ -241,7 +216,7 @@ impl<'a> Pending<'a> {
             last.is_some_and(|(last, _)| repeats(&last))
         };
         if next.as_ref().is_some_and(is_repeated) {
-            self.fail(&Fault::Locked(locked()));
+            self.fail(&Fault::Locked(unavailable(LOCKED)));
         }
         self.planned = next;
     }
@@ -261,52 +236,27 @@ impl<'a> Pending<'a> {
             }
     }
 
-    fn decide_contend(&mut self, prior: Prior, row: &Row) -> Option<Write> {
-        let mut own_hold = self.session.own_hold();
-        let kind = match decide(prior, &own_hold, &self.session.claim.contender, row) {
-            Action::Take => Kind::Take,
-            Action::Renew => Kind::Renew,
-            Action::Adopt => {
-                own_hold.forget();
-                Kind::Renew
-            }
-            Action::Retake => Kind::Retake,
-            Action::Wait => {
-                self.reply = Some(Ok(Reply::Answer(Answer::Vacant)));
-                return None;
-            }
-            Action::Refuse => {
-                own_hold.forget();
-                let held = row.ownership().map_err(|error| Fault::Refused(error.with_backend(NAME)));
-                self.reply = Some(held.map(|held| Reply::Answer(held.map_or(Answer::Vacant, Answer::Held))));
-                return None;
-            }
+    fn decide_contend(&mut self, prior: Prior, row: Option<&Row>) -> Option<Write> {
+        let Some(row) = row else {
+            // Inserted already, so its name is spelled differently.
+            self.is_read_alone = self.is_inserted;
+            return None;
         };
-        Some(Write::at(kind, row.version))
+        let kind = decide(prior, &mut self.session.own_hold(), &self.session.claim.contender, row);
+        match kind {
+            Some(kind) => Some(Write::at(kind, row.version)),
+            None => self.reply_with_owner(Some(row)),
+        }
     }
 
-    /// Plans to insert the row. If it was inserted already, its name is spelled differently.
-    fn not_found(&mut self) -> Option<Write> {
-        self.visibility = match self.visibility {
-            Visibility::Unknown => Visibility::Missing,
-            _ => Visibility::OnlyAlone,
-        };
-        None
-    }
-
-    /// Returns whether the row has to be inserted.
+    /// Returns whether the row has to be inserted: it was read, and neither a write nor a reply followed from that.
     pub(crate) fn is_missing(&self) -> bool {
-        self.visibility == Visibility::Missing && self.reply.is_none()
-    }
-
-    /// Returns whether the row can only be read by a statement that names no other.
-    pub(crate) fn is_read_alone(&self) -> bool {
-        self.visibility == Visibility::OnlyAlone
+        self.planned.is_none() && self.reply.is_none() && !self.is_inserted
     }
 
     /// Records that the row was inserted, by this statement or by a peer before.
     pub(crate) fn inserted(&mut self) {
-        self.visibility = Visibility::Inserted;
+        self.is_inserted = true;
         self.planned = Some(Write::at(Kind::Take, 0));
     }
 
@@ -326,23 +276,22 @@ impl<'a> Pending<'a> {
             _ => {}
         }
         own_hold.forget();
-        self.reply = Some(Ok(Reply::Released));
+        self.reply = Some(Ok(Answer::Vacant));
         None
     }
 
     fn reply_with_owner(&mut self, row: Option<&Row>) -> Option<Write> {
         let owner = row.map_or(Ok(None), Row::ownership);
-        let owner = owner.map_err(|error| Fault::Refused(error.with_backend(NAME)));
-        self.reply = Some(owner.map(Reply::Owner));
+        let answer = owner.map(|owner| owner.map_or(Answer::Vacant, Answer::Held));
+        self.reply = Some(answer.map_err(|error| Fault::Refused(error.with_backend(NAME))));
         None
     }
 
     /// Returns the reply. Without one, every write lost a race.
-    pub(crate) fn into_reply(self) -> Result<Reply, Fault> {
-        let is_contend = matches!(self.request, Request::Contend { .. });
-        self.reply.unwrap_or_else(|| match is_contend {
-            true => Ok(Reply::Answer(Answer::Vacant)),
-            false => Err(Fault::Refused(unavailable("the row changes faster than it can be freed"))),
+    pub(crate) fn into_reply(self) -> Result<Answer, Fault> {
+        self.reply.unwrap_or_else(|| match self.request {
+            Request::Contend(_) => Ok(Answer::Vacant),
+            _ => Err(Fault::Refused(unavailable("the row changes faster than it can be freed"))),
         })
     }
 }
@@ -362,7 +311,7 @@ mod tests {
     use std::sync::{Arc, Weak};
 
     use simba_core::spi::Claim;
-    use simba_core::{FencingToken, Lease, SystemClock};
+    use simba_core::{FencingToken, Lease, Moment, SystemClock};
 
     use super::*;
     use crate::config::MySqlConfig;
@@ -384,23 +333,31 @@ mod tests {
     const LAPSED: Prior = Prior::Lapsed(FencingToken::new(7));
     const PRIORS: [Prior; 4] = [Prior::Nothing, Prior::Unknown, Prior::Held, LAPSED];
 
+    /// Returns the decision about a row with our id that is held, and the token that it leaves.
+    fn decide_held(prior: Prior, own_hold: &OwnHold, version: u64) -> (Option<Kind>, Option<u64>) {
+        let mut own_hold = own_hold.clone();
+        let kind = decide(prior, &mut own_hold, &id(), &row("me", 2_000, version));
+        (kind, own_hold.token().map(FencingToken::get))
+    }
+
     #[test]
     fn a_free_row_is_taken_and_a_foreign_one_refused_whatever_the_prior() {
         for prior in PRIORS {
-            assert_eq!(decide(prior, &held(7), &id(), &row("", 0, 9)), Action::Take);
-            assert_eq!(decide(prior, &held(7), &id(), &row("other", 2_000, 9)), Action::Refuse);
-            assert_eq!(decide(prior, &held(7), &id(), &row("me", 1_000, 9)), Action::Wait);
+            let decide = |row: Row| decide(prior, &mut held(7), &id(), &row);
+            assert_eq!(decide(row("", 0, 9)), Some(Kind::Take));
+            assert_eq!(decide(row("other", 2_000, 9)), None);
+            assert_eq!(decide(row("me", 1_000, 9)), None, "the last millisecond of the lease");
         }
     }
 
     #[test]
     fn an_own_lease_that_has_ended_is_no_hold() {
-        assert_eq!(decide(Prior::Held, &held(7), &id(), &row("me", 999, 7)), Action::Take);
+        assert_eq!(decide(Prior::Held, &mut held(7), &id(), &row("me", 999, 7)), Some(Kind::Take));
     }
 
     #[test]
     fn a_row_of_another_session_with_our_id_is_refused() {
-        assert_eq!(decide(Prior::Nothing, &OwnHold::default(), &id(), &row("me", 2_000, 7)), Action::Refuse);
+        assert_eq!(decide_held(Prior::Nothing, &OwnHold::default(), 7), (None, None));
     }
 
     #[test]
@@ -408,16 +365,16 @@ mod tests {
         let mut own_hold = held(7);
         own_hold.sent();
         for prior in [Prior::Held, Prior::Unknown] {
-            assert_eq!(decide(prior, &own_hold, &id(), &row("me", 2_000, 8)), Action::Renew);
-            assert_eq!(decide(prior, &own_hold, &id(), &row("me", 2_000, 9)), Action::Adopt);
+            assert_eq!(decide_held(prior, &own_hold, 8), (Some(Kind::Renew), Some(7)));
+            assert_eq!(decide_held(prior, &own_hold, 9), (Some(Kind::Renew), None));
         }
-        assert_eq!(decide(Prior::Unknown, &OwnHold::default(), &id(), &row("me", 2_000, 8)), Action::Adopt);
+        assert_eq!(decide_held(Prior::Unknown, &OwnHold::default(), 8), (Some(Kind::Renew), None));
     }
 
     #[test]
     fn a_renewal_names_one_version_and_follows_a_read_after_an_unanswered_one() {
         let shared = shared();
-        let call = call(Request::Contend { prior: Prior::Held, free_version: None });
+        let call = call(Request::Contend(Prior::Held));
         call.session.own_hold().begin(7);
         assert_eq!(Pending::new(&call, &shared).planned_write(), Some(Kind::Renew));
         call.session.own_hold().sent();
@@ -429,8 +386,8 @@ mod tests {
 
     #[test]
     fn only_the_token_that_lapsed_is_replaced() {
-        assert_eq!(decide(LAPSED, &held(7), &id(), &row("me", 2_000, 7)), Action::Retake);
-        assert_eq!(decide(LAPSED, &held(8), &id(), &row("me", 2_000, 8)), Action::Renew);
+        assert_eq!(decide_held(LAPSED, &held(7), 7).0, Some(Kind::Retake));
+        assert_eq!(decide_held(LAPSED, &held(8), 8), (Some(Kind::Renew), Some(8)));
     }
 
     /// A row of this version that is held by `owner` until 20 s, with a ttl that ends at `ttl_at`.
@@ -445,7 +402,7 @@ mod tests {
     }
 
     fn renewal(version: u64) -> Call {
-        let call = call(Request::Contend { prior: Prior::Held, free_version: None });
+        let call = call(Request::Contend(Prior::Held));
         call.session.own_hold().begin(version);
         call
     }
@@ -469,7 +426,7 @@ mod tests {
             pending.unresolved(Some(1_000));
             pending.decide(Some(&held_row("me", ttl_at, version)), &shared);
             match pending.into_reply() {
-                Ok(Reply::Answer(Answer::Ours(ours))) => {
+                Ok(Answer::Ours(ours)) => {
                     assert!(is_renewed && ours.token == Some(FencingToken::new(7)));
                 }
                 Err(Fault::Locked(_)) => assert!(!is_renewed),
@@ -480,23 +437,20 @@ mod tests {
 
     #[test]
     fn take_that_lost_a_race_names_the_holder() {
-        let (call, shared) =
-            (call(Request::Contend { prior: Prior::Nothing, free_version: Some(3) }), shared());
+        let (call, shared) = (call(Request::Contend(Prior::Nothing)), shared());
+        shared.wakeups.released(&call.session.claim.mutex, Some(3), Moment::ZERO);
         let mut pending = Pending::new(&call, &shared);
         assert_eq!((pending.planned_write(), versions(&pending)), (Some(Kind::Take), 3..=3));
         pending.sent();
         pending.unresolved(None);
         pending.decide(Some(&held_row("other", 11_000, 4)), &shared);
         let reply = pending.into_reply();
-        assert!(
-            matches!(&reply, Ok(Reply::Answer(Answer::Held(held))) if held.owner.as_str() == "other"),
-            "{reply:?}"
-        );
+        assert!(matches!(&reply, Ok(Answer::Held(held)) if held.owner.as_str() == "other"), "{reply:?}");
     }
 
     #[test]
     fn missing_row_is_inserted_and_then_read_alone() {
-        let (call, shared) = (call(Request::Contend { prior: Prior::Nothing, free_version: None }), shared());
+        let (call, shared) = (call(Request::Contend(Prior::Nothing)), shared());
         let mut pending = Pending::new(&call, &shared);
         assert_eq!(pending.planned_write(), None);
         pending.decide(None, &shared);
@@ -505,6 +459,6 @@ mod tests {
         assert_eq!(versions(&pending), 0..=0);
         pending.unresolved(None);
         pending.decide(None, &shared);
-        assert!(!pending.is_missing() && pending.is_read_alone());
+        assert!(!pending.is_missing() && pending.is_read_alone);
     }
 }

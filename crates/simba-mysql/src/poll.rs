@@ -8,7 +8,7 @@ use simba_core::{Moment, MutexName, Result};
 use tokio::sync::Mutex;
 
 use crate::connection::Connection;
-use crate::error::{Fault, NAME};
+use crate::error::NAME;
 use crate::shared::Shared;
 use crate::statements::MAX_READ;
 
@@ -95,14 +95,14 @@ impl Poller {
         loop {
             let now = shared.clock.now();
             let Some(plan) = shared.wakeups.plan(now) else {
-                shared.wakeups.plan_changed().await;
+                shared.wakeups.plan_changed.notified().await;
                 continue;
             };
             let at = self.pace.next(now, &plan);
             tokio::select! {
                 biased;
                 () = shared.clock.sleep_until(at) => {}
-                () = shared.wakeups.plan_changed() => continue,
+                () = shared.wakeups.plan_changed.notified() => continue,
             }
             self.pace.spend(shared.clock.now());
             if let Err(error) = self.poll().await {
@@ -115,15 +115,17 @@ impl Poller {
         let connection = Arc::clone(&self.connection);
         let mut connection = connection.lock().await;
         connection.ready().await?;
-        if connection.epoch() != self.epoch {
+        if connection.epoch != self.epoch {
             // Any change may have been missed.
-            self.epoch = connection.epoch();
+            self.epoch = connection.epoch;
             self.shared.wakeups.notify_all();
         }
         for asked in self.shared.wakeups.topics().chunks(MAX_READ) {
             let text = self.shared.statements.read(asked.iter().map(MutexName::as_str));
             let sent = self.shared.clock.now();
-            let rows = connection.rows(LIMIT, &text).await.map_err(Fault::into_error)?;
+            let rows = connection.each_row(LIMIT, &text).await?;
+            // A row that is not Simba's must not cost the waiters of other mutexes their notifications.
+            let rows: Vec<_> = rows.into_iter().flatten().collect();
             // Counted from before the statement, so that the end of a lease is not expected too late.
             self.shared.wakeups.polled(asked, &rows, sent);
         }

@@ -3,10 +3,9 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use simba_core::operate::{Finding, Probe};
-use simba_core::{ErrorKind, Result};
+use simba_core::{Error, ErrorKind, Result};
 
 use crate::connection::Connection;
-use crate::error::Fault;
 use crate::schema::Shape;
 use crate::shared::Shared;
 use crate::statements::literal;
@@ -34,7 +33,7 @@ const ENGINE: &str = "SELECT COALESCE(engine, '') FROM information_schema.tables
 pub(crate) async fn probe(connection: &mut Connection, shared: &Shared) -> Result<Probe> {
     let mut probe = Probe::default();
     let before = shared.clock.now();
-    connection.execute(LIMIT, "SELECT 1").await.map_err(Fault::into_error)?;
+    connection.execute(LIMIT, "SELECT 1").await?;
     probe.round_trip = shared.clock.now() - before;
     let wall = shared.clock.wall();
     let servers: Vec<Server> = connection.query(LIMIT, SERVER).await?;
@@ -55,47 +54,43 @@ pub(crate) async fn probe(connection: &mut Connection, shared: &Shared) -> Resul
 
 fn check_server(server: &Server, wall: Duration) -> Vec<Finding> {
     let (_, zone, system, read_only, flush, log_bin, binlog, now) = server;
-    let mut findings = Vec::new();
-    let mut find = |problem: String, fix: &str| findings.push(Finding::new(problem, fix));
     let zone = if zone == "SYSTEM" { system } else { zone };
-    if !matches!(zone.as_str(), "+00:00" | "UTC" | "GMT" | "Etc/UTC") {
-        find(
+    let offset = wall.abs_diff(Duration::from_millis(*now));
+    let checks = [
+        (
+            !matches!(zone.as_str(), "+00:00" | "UTC" | "GMT" | "Etc/UTC"),
             format!(
                 "the server's time zone is {zone}: JVM peers count leases in it, off by an hour when clocks go back"
             ),
             "give JVM peers sessionVariables=time_zone='+00:00' in their JDBC URL, or run the server in UTC",
-        );
-    }
-    if *read_only != 0 {
-        find(
+        ),
+        (
+            *read_only != 0,
             "the server is read-only: no mutex can be taken".to_owned(),
             "name the primary, or turn read_only off",
-        );
-    }
-    if *flush != 1 {
-        find(
+        ),
+        (
+            *flush != 1,
             format!(
                 "innodb_flush_log_at_trx_commit is {flush}: a power cut can lose acknowledged writes, and tokens with them"
             ),
             "set it to 1",
-        );
-    }
-    if *log_bin != 0 && binlog == "STATEMENT" {
-        find(
+        ),
+        (
+            *log_bin != 0 && binlog == "STATEMENT",
             "binlog_format is STATEMENT: the server refuses our writes".to_owned(),
             "set it to ROW or MIXED",
-        );
-    }
-    let offset = wall.abs_diff(Duration::from_millis(*now));
-    if offset > OFFSET {
-        find(
+        ),
+        (
+            offset > OFFSET,
             format!(
                 "the server's clock and ours differ by {offset:?}: this is harmless, but a step of a clock is not"
             ),
             "synchronise both by NTP, slewing instead of stepping",
-        );
-    }
-    findings
+        ),
+    ];
+    let found = checks.into_iter().filter(|(is_found, ..)| *is_found);
+    found.map(|(_, problem, fix)| Finding::new(problem, fix)).collect()
 }
 
 /// Finds servers that take writes beside others. Each server counts leases by its own clock, so a clock that
@@ -118,7 +113,7 @@ fn check_writers(settings: &[(String, String)]) -> Option<Finding> {
 }
 
 async fn check_table(connection: &mut Connection, shared: &Shared) -> Result<Vec<Finding>> {
-    let table = shared.statements.table();
+    let table = &shared.config.table;
     let shape = match Shape::read(connection, shared).await {
         Ok(shape) => shape,
         Err(error) if matches!(error.kind(), ErrorKind::Config | ErrorKind::Denied) => {
@@ -144,7 +139,7 @@ async fn check_table(connection: &mut Connection, shared: &Shared) -> Result<Vec
         ("UPDATE", format!("UPDATE {table} SET version = version + 1 WHERE mutex = '' AND 1 = 0")),
         ("INSERT", format!("INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0")),
     ] {
-        match connection.execute(LIMIT, &text).await.map_err(Fault::into_error) {
+        match connection.execute(LIMIT, &text).await.map_err(Error::from) {
             Err(error) if error.kind() == ErrorKind::Denied => findings.push(Finding::new(
                 format!("the user lacks {right} on {table}"),
                 format!("GRANT SELECT, INSERT, UPDATE ON {table} TO it"),
@@ -161,7 +156,7 @@ async fn check_versions(
     shared: &Shared,
     shape: &Shape,
 ) -> Result<Option<Finding>> {
-    let table = shared.statements.table();
+    let table = &shared.config.table;
     let text = format!("SELECT CAST(COALESCE(MAX(version), 0) AS UNSIGNED) FROM {table}");
     let greatest: Vec<(u64,)> = connection.query(LIMIT, &text).await?;
     let greatest = greatest.first().map_or(0, |(greatest,)| *greatest);

@@ -8,7 +8,7 @@ use simba_core::spi::Claim;
 use simba_core::{Error, ErrorKind, Result};
 
 use crate::connection::Connection;
-use crate::error::{Fault, NAME};
+use crate::error::NAME;
 use crate::shared::Shared;
 use crate::statements::literal;
 
@@ -88,8 +88,8 @@ impl Shape {
     ///
     /// The table is missing, not readable, or another program's; the error names the fix.
     pub(crate) async fn read(connection: &mut Connection, shared: &Shared) -> Result<Self> {
-        connection.execute(LIMIT, &shared.statements.columns()).await.map_err(Fault::into_error)?;
-        let table = literal(shared.statements.table().as_str());
+        connection.execute(LIMIT, &shared.statements.columns()).await?;
+        let table = literal(shared.config.table.as_str());
         let columns: Vec<ColumnInfo> = connection.query(LIMIT, &COLUMNS.replace('?', &table)).await?;
         let unique: Vec<(String, String)> = connection.query(LIMIT, &UNIQUE.replace('?', &table)).await?;
         // Without a unique name one mutex could have two rows.
@@ -125,7 +125,7 @@ impl Shape {
     /// [`ErrorKind::Config`], with the fix.
     pub(crate) fn fits(&self, claim: &Claim, shared: &Shared) -> Result<()> {
         let (mutex, id) = (claim.mutex.as_str(), claim.contender.as_str());
-        let table = shared.statements.table();
+        let table = &shared.config.table;
         let long = |text: &str, len: u64| text.chars().count() as u64 > len;
         let refusal = if long(id, self.owner_len) {
             let len = self.owner_len;
@@ -156,7 +156,7 @@ impl Shape {
 pub(crate) fn foreign_shape(shared: &Shared) -> Error {
     let message = format!(
         "the table {} has another shape than Simba's: name another with `table`, then run `simba schema --apply`",
-        shared.statements.table()
+        shared.config.table
     );
     Error::new(ErrorKind::Config, message).with_backend(NAME)
 }

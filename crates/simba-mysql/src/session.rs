@@ -1,13 +1,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use simba_core::spi::{Answer, Claim, Holding, Intent, Ownership, Prior, Session};
-use simba_core::{Error, ErrorKind, Result};
+use simba_core::Result;
+use simba_core::spi::{Answer, Claim, Holding, Ownership, Prior, Session};
 
-use crate::calls::{Calls, Reply, Request, SessionState};
-use crate::error::NAME;
+use crate::calls::{Calls, Request, SessionState};
 use crate::shared::Shared;
-use crate::wakeups::{Interest, Subscription};
+use crate::wakeups::Subscription;
 
 /// One contender or observer of a mutex.
 pub(crate) struct MySqlSession {
@@ -23,23 +22,18 @@ impl MySqlSession {
         Self { shared, calls, state: Arc::new(SessionState::new(claim)), holds: false, subscription: None }
     }
 
-    fn interest(&self) -> Interest {
-        match self.state.claim.intent {
-            Intent::Queue => Interest::Turn,
-            _ => Interest::Changes,
+    async fn call(&self, request: Request) -> Result<Answer> {
+        if let Some(subscription) = &self.subscription {
+            subscription.mark_used();
         }
+        self.calls.call(&self.state, request).await
     }
 }
 
 #[async_trait]
 impl Session for MySqlSession {
     async fn contend(&mut self, prior: Prior) -> Result<Answer> {
-        let free_version = self.subscription.as_ref().and_then(Subscription::take_free_version);
-        let Reply::Answer(answer) =
-            self.calls.call(&self.state, Request::Contend { prior, free_version }).await?
-        else {
-            return Err(wrong_reply());
-        };
+        let answer = self.call(Request::Contend(prior)).await?;
         self.holds = matches!(answer, Answer::Ours(_));
         if self.holds {
             // A holder needs no wake-ups: its next renewal reads the same row.
@@ -49,12 +43,9 @@ impl Session for MySqlSession {
     }
 
     async fn inspect(&mut self) -> Result<Option<Ownership>> {
-        if let Some(subscription) = &self.subscription {
-            subscription.take_free_version();
-        }
-        match self.calls.call(&self.state, Request::Inspect).await? {
-            Reply::Owner(owner) => Ok(owner),
-            _ => Err(wrong_reply()),
+        match self.call(Request::Inspect).await? {
+            Answer::Held(owner) | Answer::Ours(owner) => Ok(Some(owner)),
+            Answer::Vacant => Ok(None),
         }
     }
 
@@ -64,7 +55,7 @@ impl Session for MySqlSession {
         if holding == Holding::Nothing {
             return Ok(());
         }
-        self.calls.call(&self.state, Request::Release(holding)).await.map(drop)
+        self.call(Request::Release(holding)).await.map(drop)
     }
 
     async fn changed(&mut self) -> Result<()> {
@@ -74,15 +65,10 @@ impl Session for MySqlSession {
         match &self.subscription {
             Some(subscription) => subscription.notified().await,
             None => {
-                let now = self.shared.clock.now();
-                self.subscription =
-                    Some(self.shared.wakeups.subscribe(&self.state.claim.mutex, self.interest(), now));
+                let (Claim { mutex, intent, .. }, now) = (&self.state.claim, self.shared.clock.now());
+                self.subscription = Some(self.shared.wakeups.subscribe(mutex, *intent, now));
             }
         }
         Ok(())
     }
-}
-
-fn wrong_reply() -> Error {
-    Error::new(ErrorKind::Protocol, "the reply is to another request").with_backend(NAME)
 }

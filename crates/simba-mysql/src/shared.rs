@@ -1,6 +1,5 @@
 //! State that all parts of one backend handle share.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,8 +19,6 @@ const MAX_CALL: Duration = Duration::from_secs(5);
 const MIN_CALL: Duration = Duration::from_millis(120);
 /// How long statements skip locked rows after one was found.
 const CAREFUL_PERIOD: Duration = Duration::from_secs(10);
-/// The maximum number of mutexes whose free version a handle remembers.
-const MAX_FREE: usize = 4_096;
 /// The first version that JVM peers cannot read.
 const JVM_LIMIT: u64 = 1 << 31;
 
@@ -35,8 +32,6 @@ pub(crate) struct Shared {
     server_clock: ServerClock,
     /// The shortest limit of any session of the handle, in nanoseconds.
     shortest_limit: AtomicU64,
-    /// The version after the last release by a session of this handle: the next take needs no read before it.
-    free_versions: Mutex<HashMap<MutexName, u64>>,
     moments: Mutex<Moments>,
     version_warned: AtomicBool,
     name_warned: AtomicBool,
@@ -59,7 +54,6 @@ impl Shared {
             wakeups: Wakeups::new(config.poll),
             server_clock: ServerClock::default(),
             shortest_limit: AtomicU64::new(u64::MAX),
-            free_versions: Mutex::default(),
             moments: Mutex::new(Moments { held_until: Moment::ZERO, careful_until: Moment::ZERO }),
             version_warned: AtomicBool::new(false),
             name_warned: AtomicBool::new(false),
@@ -101,36 +95,14 @@ impl Shared {
         self.moments().careful_until = self.clock.now() + CAREFUL_PERIOD;
     }
 
-    /// Returns whether every statement has to skip locked rows. A take or a release alone does not otherwise, since
-    /// that costs the server a third more.
+    /// Returns whether every statement has to skip locked rows. A take or a release alone does not otherwise while a
+    /// connection is idle, since that costs the server a third more.
     pub(crate) fn is_careful(&self) -> bool {
         self.clock.now() < self.moments().careful_until
     }
 
     fn moments(&self) -> MutexGuard<'_, Moments> {
         self.moments.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records that this handle freed the mutex, and notifies the next waiter. The version is unknown if an
-    /// earlier write was not answered.
-    pub(crate) fn note_released(&self, mutex: &MutexName, version: Option<u64>) {
-        if let Some(version) = version {
-            let mut free_versions = self.free_versions();
-            if free_versions.len() >= MAX_FREE {
-                free_versions.clear();
-            }
-            free_versions.insert(mutex.clone(), version);
-        }
-        self.wakeups.released(mutex, version, self.clock.now());
-    }
-
-    /// Returns the version at which this handle freed the mutex, and forgets it.
-    pub(crate) fn take_free_version(&self, mutex: &MutexName) -> Option<u64> {
-        self.free_versions().remove(mutex)
-    }
-
-    fn free_versions(&self) -> MutexGuard<'_, HashMap<MutexName, u64>> {
-        self.free_versions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records the server's time in a reply, with the local times before and after the call. Warns if the clock

@@ -120,11 +120,6 @@ impl Statements {
         let _ = self.by_name.set(format!(" FORCE INDEX (`{}`)", index.replace('`', "``")));
     }
 
-    /// Returns the table of the statements.
-    pub(crate) const fn table(&self) -> &TableName {
-        &self.table
-    }
-
     /// Returns the statement that writes these rows. A renewal, a take and a retake pass the server's time to
     /// `LAST_INSERT_ID`. With `skip_locked`, rows that a peer has locked are left out; without it the statement
     /// waits for them or fails, but costs the server less.

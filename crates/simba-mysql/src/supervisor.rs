@@ -2,7 +2,6 @@
 //!
 //! A connection that breaks is replaced by the next call that needs it.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,9 +9,10 @@ use simba_core::Result;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinSet;
 
-use crate::connection::{Connection, Purpose};
+use crate::connection::Connection;
 use crate::error::closed;
 use crate::shared::Shared;
+use crate::statements::FOR_CALLS;
 
 /// The time between two checks for idle connections.
 const TICK: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub(crate) struct Pool {
 /// A connection in use. Dropping it puts it back.
 pub(crate) struct Pooled<'a> {
     pool: &'a Pool,
-    connection: Connection,
+    pub(crate) connection: Connection,
     _permit: SemaphorePermit<'a>,
 }
 
@@ -47,7 +47,7 @@ impl Pool {
     pub(crate) async fn connect(shared: &Arc<Shared>) -> Result<Self> {
         let (mut connecting, mut idle) = (JoinSet::new(), Vec::new());
         for _ in 0..shared.config.connections {
-            let mut connection = Connection::new(Arc::clone(shared), Purpose::Calls);
+            let mut connection = Connection::new(Arc::clone(shared), FOR_CALLS);
             connecting.spawn(async move { connection.ready().await.map(|()| connection) });
         }
         while let Some(connected) = connecting.join_next().await {
@@ -64,21 +64,24 @@ impl Pool {
     /// The handle was closed.
     pub(crate) async fn get(&self) -> Result<Pooled<'_>> {
         let permit = self.permits.acquire().await.map_err(|_| closed())?;
-        let connected = self.take(permit, Connection::is_connected);
-        connected.or_else(|permit| self.take(permit, |_| true)).map_err(|_| closed())
+        let connected = |idle: &[Connection]| idle.iter().rposition(Connection::is_connected);
+        self.take(permit, |idle| connected(idle).or(idle.len().checked_sub(1))).ok_or_else(closed)
     }
 
-    /// Takes the last idle connection that is `wanted`, or returns the permit.
+    /// Returns whether every connection is in use.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.permits.available_permits() == 0
+    }
+
+    /// Takes the idle connection that `choose` returns the position of.
     fn take<'a>(
         &'a self,
         permit: SemaphorePermit<'a>,
-        wanted: impl Fn(&Connection) -> bool,
-    ) -> Result<Pooled<'a>, SemaphorePermit<'a>> {
+        choose: impl Fn(&[Connection]) -> Option<usize>,
+    ) -> Option<Pooled<'a>> {
         let mut idle = self.idle();
-        match idle.iter().rposition(wanted) {
-            Some(at) => Ok(Pooled { pool: self, connection: idle.remove(at), _permit: permit }),
-            None => Err(permit),
-        }
+        let connection = choose(&idle).map(|at| idle.remove(at))?;
+        Some(Pooled { pool: self, connection, _permit: permit })
     }
 
     /// Pings idle connections until the task is aborted.
@@ -91,9 +94,9 @@ impl Pool {
             let now = clock.now();
             let is_due = |connection: &Connection| connection.is_idle_for(now, interval, is_holding);
             while let Ok(permit) = self.permits.try_acquire()
-                && let Ok(mut connection) = self.take(permit, is_due)
+                && let Some(mut pooled) = self.take(permit, |idle| idle.iter().rposition(is_due))
             {
-                connection.ping(PING_TIMEOUT).await;
+                pooled.connection.ping(PING_TIMEOUT).await;
             }
         }
     }
@@ -109,23 +112,9 @@ impl Pool {
     }
 }
 
-impl Deref for Pooled<'_> {
-    type Target = Connection;
-
-    fn deref(&self) -> &Connection {
-        &self.connection
-    }
-}
-
-impl DerefMut for Pooled<'_> {
-    fn deref_mut(&mut self) -> &mut Connection {
-        &mut self.connection
-    }
-}
-
 impl Drop for Pooled<'_> {
     fn drop(&mut self) {
-        let unconnected = Connection::new(Arc::clone(&self.pool.shared), Purpose::Calls);
+        let unconnected = Connection::new(Arc::clone(&self.pool.shared), FOR_CALLS);
         let connection = std::mem::replace(&mut self.connection, unconnected);
         if !self.pool.permits.is_closed() {
             self.pool.idle().push(connection);

@@ -1,9 +1,11 @@
 //! The sessions of this process that wait for a mutex or observe it, and which of them to notify.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use simba_core::spi::Intent;
 use simba_core::{Moment, MutexName};
 use tokio::sync::Notify;
 
@@ -11,18 +13,23 @@ use crate::fairness::LocalHandoverLimit;
 use crate::poll::{FAST_PERIOD, Plan};
 use crate::row::{Row, RowsByName};
 
+/// The maximum number of mutexes whose free version is remembered.
+const MAX_FREE: usize = 4_096;
+
 /// The waiters and watchers of one handle.
 #[derive(Debug)]
 pub(crate) struct Wakeups {
     interval: Duration,
     state: Mutex<State>,
     /// Signals a change that the poller has to plan for.
-    plan_changed: Notify,
+    pub(crate) plan_changed: Notify,
 }
 
 #[derive(Debug)]
 struct State {
     topics: HashMap<MutexName, Topic>,
+    /// The versions at which mutexes were last seen free: the next take needs no read before it.
+    free_versions: HashMap<MutexName, u64>,
     fast_until: Moment,
 }
 
@@ -44,24 +51,18 @@ struct Topic {
 
 /// The state of a mutex at a poll.
 #[derive(Clone, Debug)]
-enum Observed {
-    /// The version, if there is a row.
-    Free(Option<u64>),
-    Held {
-        owner: String,
-        acquired_at: u64,
-        version: u64,
-    },
+struct Observed {
+    /// The owner and the time since which it holds the mutex.
+    owner: Option<(String, u64)>,
+    /// The version, if there is a row and the version is known.
+    version: Option<u64>,
 }
 
 impl Observed {
     fn of(row: Option<&Row>) -> Self {
-        match row.filter(|row| row.is_held()) {
-            Some(Row { owner, acquired_at, version, .. }) => {
-                Self::Held { owner: owner.clone(), acquired_at: *acquired_at, version: *version }
-            }
-            None => Self::Free(row.map(|row| row.version)),
-        }
+        let held = row.filter(|row| row.is_held());
+        let owner = held.map(|row| (row.owner.clone(), row.acquired_at));
+        Self { owner, version: row.map(|row| row.version) }
     }
 
     /// Returns whether `later` is the same state, apart from a renewal.
@@ -69,12 +70,13 @@ impl Observed {
     /// Our renewals keep `acquired_at`. JVM peers rewrite it, but a renewal is one write, while a release and
     /// a take by the same owner are two. A mutex that is free at another version was held between two polls.
     fn is_same_tenure(&self, later: &Self) -> bool {
-        match (self, later) {
-            (Self::Free(before), Self::Free(after)) => before == after,
-            (
-                Self::Held { owner, acquired_at, version },
-                Self::Held { owner: now, acquired_at: since, version: after },
-            ) => owner == now && (acquired_at == since || version.checked_add(1) == Some(*after)),
+        match (&self.owner, &later.owner) {
+            (None, None) => self.version == later.version,
+            (Some((owner, since)), Some((now, at))) => {
+                owner == now
+                    && (since == at
+                        || self.version.and_then(|version| version.checked_add(1)) == later.version)
+            }
             _ => false,
         }
     }
@@ -84,53 +86,36 @@ impl Observed {
 #[derive(Debug, Default)]
 struct Subscriber {
     notify: Notify,
-    /// The notification that the session has not used yet: the version at which the mutex was free, if known.
-    offer: Mutex<Option<Option<u64>>>,
-}
-
-/// Why a session subscribes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Interest {
-    /// The session waits for its turn.
-    Turn,
-    /// The session observes every change of owner.
-    Changes,
+    /// Whether the session has not used its last notification yet.
+    is_unused: AtomicBool,
 }
 
 impl Wakeups {
     pub(crate) fn new(interval: Duration) -> Arc<Self> {
-        let state = State { topics: HashMap::new(), fast_until: Moment::ZERO };
+        let state = State { topics: HashMap::new(), free_versions: HashMap::new(), fast_until: Moment::ZERO };
         Arc::new(Self { interval, state: Mutex::new(state), plan_changed: Notify::new() })
     }
 
-    /// Subscribes until the subscription is dropped.
+    /// Subscribes until the subscription is dropped. A session that queues waits for its turn, another observes every
+    /// change of owner.
     pub(crate) fn subscribe(
         self: &Arc<Self>,
         mutex: &MutexName,
-        interest: Interest,
+        intent: Intent,
         now: Moment,
     ) -> Subscription {
         let subscriber = Arc::<Subscriber>::default();
         let mut state = self.state();
         let topic = state.topics.entry(mutex.clone()).or_insert_with(|| Topic::new(self.interval));
-        match interest {
-            Interest::Turn => topic.queue.push_back(Arc::clone(&subscriber)),
-            Interest::Changes => topic.watchers.push(Arc::clone(&subscriber)),
+        match intent {
+            Intent::Queue => topic.queue.push_back(Arc::clone(&subscriber)),
+            _ => topic.watchers.push(Arc::clone(&subscriber)),
         }
         // Most mutexes are held for a short time.
         state.expect_release(now);
         drop(state);
         self.plan_changed.notify_one();
         Subscription { wakeups: Arc::clone(self), mutex: mutex.clone(), subscriber }
-    }
-
-    /// Waits until the plan may have changed.
-    ///
-    /// # Cancel safety
-    ///
-    /// A change is kept for the next call.
-    pub(crate) async fn plan_changed(&self) {
-        self.plan_changed.notified().await;
     }
 
     /// Returns when to poll; `None` without subscribers.
@@ -158,8 +143,16 @@ impl Wakeups {
         let state = &mut *self.state();
         for mutex in asked {
             let Some(topic) = state.topics.get_mut(mutex) else { continue };
-            if topic.update(by_name.row(mutex), now) && !topic.queue.is_empty() {
-                state.fast_until = state.fast_until.max(now + FAST_PERIOD);
+            let row = by_name.row(mutex);
+            let has_changed = topic.update(row, now);
+            if topic.queue.is_empty() {
+                continue;
+            }
+            if has_changed {
+                state.expect_release(now);
+            }
+            if let Some(row) = row.filter(|row| row.is_free()) {
+                state.note_free(mutex, row.version);
             }
         }
     }
@@ -176,25 +169,33 @@ impl Wakeups {
     /// this process, unless hand-overs are paused for the benefit of other processes.
     pub(crate) fn released(&self, mutex: &MutexName, version: Option<u64>, now: Moment) {
         let state = &mut *self.state();
+        if let Some(version) = version {
+            state.note_free(mutex, version);
+        }
         let Some(topic) = state.topics.get_mut(mutex) else { return };
-        topic.last = Some(Observed::Free(version));
+        topic.last = Some(Observed { owner: None, version });
         topic.ends_at = None;
-        topic.watchers.iter().for_each(|subscriber| subscriber.notify(None));
+        topic.watchers.iter().for_each(|subscriber| subscriber.notify());
         if topic.queue.is_empty() {
             return;
         }
         topic.next_waiter = 0;
         if topic.handover_limit.allow(now) {
-            topic.notify_next(version);
+            topic.notify_next();
         }
         state.expect_release(now);
         self.plan_changed.notify_one();
     }
 
+    /// Returns the version at which this handle last saw the mutex free, and forgets it.
+    pub(crate) fn take_free_version(&self, mutex: &MutexName) -> Option<u64> {
+        self.state().free_versions.remove(mutex)
+    }
+
     /// Notifies all subscribers: after a reconnect any change may have been missed.
     pub(crate) fn notify_all(&self) {
         let state = self.state();
-        state.topics.values().flat_map(Topic::subscribers).for_each(|subscriber| subscriber.notify(None));
+        state.topics.values().flat_map(Topic::subscribers).for_each(|subscriber| subscriber.notify());
     }
 
     fn unsubscribe(&self, mutex: &MutexName, subscriber: &Arc<Subscriber>) {
@@ -204,9 +205,9 @@ impl Wakeups {
         let before = topic.queue.len();
         topic.queue.retain(|other| !Arc::ptr_eq(other, subscriber));
         // Pass an unused notification on to the next waiter.
-        if let Some(version) = subscriber.take_offer().filter(|_| topic.queue.len() < before) {
+        if subscriber.is_unused.load(Ordering::Relaxed) && topic.queue.len() < before {
             topic.next_waiter = 0;
-            topic.notify_next(version);
+            topic.notify_next();
         }
         if topic.queue.is_empty() && topic.watchers.is_empty() {
             state.topics.remove(mutex);
@@ -222,6 +223,13 @@ impl State {
     /// Polls fast for a while: a release is expected.
     fn expect_release(&mut self, now: Moment) {
         self.fast_until = self.fast_until.max(now + FAST_PERIOD);
+    }
+
+    fn note_free(&mut self, mutex: &MutexName, version: u64) {
+        if self.free_versions.len() >= MAX_FREE {
+            self.free_versions.clear();
+        }
+        self.free_versions.insert(mutex.clone(), version);
     }
 }
 
@@ -249,7 +257,7 @@ impl Topic {
         let changed = self.last.as_ref().is_some_and(|last| !last.is_same_tenure(&observed));
         // Changes before the first poll are as unknown as changes since the last one.
         if changed || self.last.is_none() {
-            self.watchers.iter().for_each(|subscriber| subscriber.notify(None));
+            self.watchers.iter().for_each(|subscriber| subscriber.notify());
         }
         if held.is_some_and(|row| self.local_owner.as_deref() != Some(&row.owner)) {
             self.handover_limit.reset();
@@ -259,29 +267,25 @@ impl Topic {
         match row {
             Some(row) if !row.is_free() => self.next_waiter = 0,
             _ if self.handover_limit.is_paused(now) => {}
-            row => self.notify_next(row.map(|row| row.version)),
+            _ => self.notify_next(),
         }
         changed
     }
 
     /// Notifies the first waiter in the queue that was not notified since the mutex became free.
-    fn notify_next(&mut self, version: Option<u64>) {
+    fn notify_next(&mut self) {
         if self.queue.is_empty() {
             return;
         }
-        self.queue[self.next_waiter % self.queue.len()].notify(version);
+        self.queue[self.next_waiter % self.queue.len()].notify();
         self.next_waiter += 1;
     }
 }
 
 impl Subscriber {
-    fn notify(&self, version: Option<u64>) {
-        *self.offer.lock().unwrap_or_else(PoisonError::into_inner) = Some(version);
+    fn notify(&self) {
+        self.is_unused.store(true, Ordering::Relaxed);
         self.notify.notify_one();
-    }
-
-    fn take_offer(&self) -> Option<Option<u64>> {
-        self.offer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -303,10 +307,9 @@ impl Subscription {
         self.subscriber.notify.notified().await;
     }
 
-    /// Marks the notification as used: the session polls now. Returns the version at which the mutex was
-    /// free, if the notification carried one.
-    pub(crate) fn take_free_version(&self) -> Option<u64> {
-        self.subscriber.take_offer().flatten()
+    /// Marks the notification as used: the session reads the row now.
+    pub(crate) fn mark_used(&self) {
+        self.subscriber.is_unused.store(false, Ordering::Relaxed);
     }
 }
 
@@ -352,8 +355,8 @@ mod tests {
 
     fn two_waiters() -> (Arc<Wakeups>, Subscription, Subscription) {
         let wakeups = Wakeups::new(INTERVAL);
-        let first = wakeups.subscribe(&name("m"), Interest::Turn, at(0));
-        let second = wakeups.subscribe(&name("m"), Interest::Turn, at(0));
+        let first = wakeups.subscribe(&name("m"), Intent::Queue, at(0));
+        let second = wakeups.subscribe(&name("m"), Intent::Queue, at(0));
         (wakeups, first, second)
     }
 
@@ -363,7 +366,7 @@ mod tests {
         let asked = [name("m")];
         wakeups.polled(&asked, &[free("m", 7)], at(0));
         assert!(is_notified(&first) && !is_notified(&second));
-        assert_eq!(first.take_free_version(), Some(7));
+        assert_eq!(wakeups.take_free_version(&name("m")), Some(7));
         wakeups.polled(&asked, &[free("m", 7)], at(25));
         assert!(is_notified(&second) && !is_notified(&first));
     }
@@ -381,14 +384,14 @@ mod tests {
         wakeups.polled(&[name("m")], &[free("m", 7)], at(0));
         drop(first);
         assert!(is_notified(&second));
-        assert_eq!(second.take_free_version(), Some(7));
+        assert_eq!(wakeups.take_free_version(&name("m")), Some(7));
     }
 
     #[test]
     fn a_used_notification_is_not_passed_on() {
         let (wakeups, first, second) = two_waiters();
         wakeups.polled(&[name("m")], &[free("m", 7)], at(0));
-        first.take_free_version();
+        first.mark_used();
         drop(first);
         assert!(!is_notified(&second));
     }
@@ -396,7 +399,7 @@ mod tests {
     #[test]
     fn watchers_are_notified_of_every_tenure_and_of_no_renewal() {
         let wakeups = Wakeups::new(INTERVAL);
-        let watcher = wakeups.subscribe(&name("m"), Interest::Changes, at(0));
+        let watcher = wakeups.subscribe(&name("m"), Intent::Observe, at(0));
         let notified = |row: Row| {
             wakeups.polled(&[name("m")], &[row], at(0));
             is_notified(&watcher)
@@ -413,7 +416,7 @@ mod tests {
     #[test]
     fn renewals_by_jvm_peers_notify_no_watcher_and_speed_up_no_poll() {
         let (wakeups, _first, _second) = two_waiters();
-        let watcher = wakeups.subscribe(&name("m"), Interest::Changes, at(0));
+        let watcher = wakeups.subscribe(&name("m"), Intent::Observe, at(0));
         let poll = |row: Row, now: u64| {
             wakeups.polled(&[name("m")], &[row], at(now));
             (is_notified(&watcher), wakeups.plan(at(now)).unwrap().fast_until)
@@ -442,7 +445,7 @@ mod tests {
     #[test]
     fn a_name_in_another_case_is_found() {
         let wakeups = Wakeups::new(INTERVAL);
-        let subscription = wakeups.subscribe(&name("Job"), Interest::Turn, at(0));
+        let subscription = wakeups.subscribe(&name("Job"), Intent::Queue, at(0));
         wakeups.polled(&[name("Job")], &[held("job", "x", 1)], at(0));
         assert!(!is_notified(&subscription));
         wakeups.polled(&[name("Job")], &[free("JOB", 1)], at(0));

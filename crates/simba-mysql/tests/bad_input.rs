@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
 use simba_core::operate::Probe;
-use simba_core::spi::{Backend, ConnectUrl};
-use simba_core::{Error, ErrorKind, Lease, Simba};
+use simba_core::spi::{Answer, Backend, Claim, ConnectUrl, Holding, Prior};
+use simba_core::{ContenderId, Error, ErrorKind, Lease, Simba};
 use simba_mysql::{MySqlBackend, MySqlConfig};
 use simba_servers::Setup;
 use simba_test_support::{follows_password_file, name_for};
@@ -175,6 +175,46 @@ async fn a_table_of_another_shape_is_reported() {
         let url = with_table(table, &create, "SELECT, INSERT, UPDATE").await;
         assert_error(&first_lock(&url).await, ErrorKind::Config, "name another with `table`");
     }
+}
+
+/// A row with values that only another program writes is an error for its own mutex. Others are read by the same
+/// statements: they are acquired, and their waiters are notified.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_row_affects_only_its_own_mutex() {
+    let signed = JVM_TABLE.replace("acquired_at BIGINT UNSIGNED", "acquired_at BIGINT");
+    assert_ne!(signed, JVM_TABLE);
+    let url = with_table("foreign_row", &signed, "SELECT, INSERT, UPDATE").await;
+    let names = ["first", "foreign", "good"].map(common::name);
+    let mut admin = common::admin(&common::admin_url()).await;
+    let insert = "INSERT INTO foreign_row VALUES (?, -1, 0, 0, '', 1)";
+    admin.exec_drop(insert, (names[1].as_str(),)).await.unwrap();
+    let backend = connect(&format!("{url}&connections=1")).await.unwrap();
+    let mut sessions = Vec::new();
+    for name in &names {
+        let claim = Claim::new(name.clone(), ContenderId::generate(), Lease::default());
+        sessions.push(backend.open(claim).await.unwrap());
+    }
+    let [first, foreign, good] = sessions.as_mut_slice() else { unreachable!("there are three") };
+    // The first call is sent alone, the others together behind it.
+    let (_, refused, acquired) = tokio::join!(
+        first.contend(Prior::Nothing),
+        foreign.contend(Prior::Nothing),
+        good.contend(Prior::Nothing)
+    );
+    assert_error(&refused.unwrap_err(), ErrorKind::Config, "another shape");
+    let Answer::Ours(ours) = acquired.unwrap() else { panic!("it is free") };
+
+    let other = connect(&url).await.unwrap();
+    let claim = Claim::new(names[2].clone(), ContenderId::generate(), Lease::default());
+    let mut waiter = other.open(claim).await.unwrap();
+    let claim = Claim::new(names[1].clone(), ContenderId::generate(), Lease::default());
+    let mut foreign = other.open(claim).await.unwrap();
+    for session in [&mut foreign, &mut waiter] {
+        session.changed().await.unwrap();
+    }
+    good.release(Holding::Under(ours.token.unwrap())).await.unwrap();
+    let notified = tokio::time::timeout(Duration::from_secs(30), waiter.changed()).await;
+    notified.expect("a poll finds the mutex free").unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -44,6 +44,8 @@ on_both_servers! {
     row_37_many_locked_rows_affect_no_other_mutex
     row_37_a_locked_row_of_another_mutex_splits_no_batch
     row_37_a_call_that_pauses_for_a_locked_row_delays_no_other
+    row_37_a_release_of_a_locked_row_delays_no_renewal_of_its_batch
+    row_37_a_release_of_a_locked_row_leaves_a_connection_for_renewals
     row_37_many_calls_for_locked_rows_wait_for_none_of_them
     renewals_without_a_reply_are_retried_together
     a_name_that_the_table_spells_differently_is_found_in_a_batch
@@ -388,6 +390,89 @@ async fn row_37_many_calls_for_locked_rows_wait_for_none_of_them(on: Product) {
     for answer in contend_all(&mut sessions, Prior::Held).await {
         assert!(token(answer.unwrap()).is_some());
     }
+}
+
+/// Row 37: a release of a locked row shares a batch with a renewal. MySQL would wait for the row for a second, and the
+/// renewal with it.
+async fn row_37_a_release_of_a_locked_row_delays_no_renewal_of_its_batch(on: Product) {
+    let proxy = FaultProxy::start(on.shared().await).await.unwrap();
+    let mut fastest = Duration::MAX;
+    // On a busy machine a renewal may take as long as the wait for a row, but not every time.
+    for _ in 0..10 {
+        let backend = common::connect(&format!("{}?connections=1", common::least_url(proxy.address()))).await;
+        let (mut names, mut sessions) = (Vec::new(), Vec::new());
+        for _ in 0..3 {
+            let claim = Claim::new(common::name("row37"), ContenderId::generate(), Lease::default());
+            names.push(claim.mutex.clone());
+            sessions.push(backend.open(claim).await.unwrap());
+        }
+        let answers = contend_all(&mut sessions, Prior::Nothing).await;
+        let tokens: Vec<_> = answers.into_iter().map(|answer| token(answer.unwrap()).unwrap()).collect();
+        let mut peer = common::admin(&on.admin_url()).await;
+        peer.query_drop("BEGIN").await.unwrap();
+        let lock = "SELECT 1 FROM simba_mutex WHERE mutex = ? FOR UPDATE";
+        peer.exec_drop(lock, (names[2].as_str(),)).await.unwrap();
+        let [first, second, third] = sessions.as_mut_slice() else { unreachable!("there are three") };
+        // The others queue up behind a delayed call, so they are sent together.
+        let mut delayed = hold_next_request_for(&proxy, &names[0]);
+        let mut first = first.contend(Prior::Held);
+        tokio::select! {
+            biased;
+            () = delayed.caught() => {}
+            answer = &mut first => panic!("a delayed call ended: {answer:?}"),
+        }
+        let (mut renewal, mut release) =
+            (second.contend(Prior::Held), third.release(Holding::Under(tokens[2])));
+        assert!(poll_once(std::slice::from_mut(&mut renewal)).await[0].is_pending());
+        assert!(poll_once(std::slice::from_mut(&mut release)).await[0].is_pending());
+        let began = tokio::time::Instant::now();
+        delayed.deliver();
+        assert!(token(first.await.unwrap()).is_some() && token(renewal.await.unwrap()).is_some());
+        fastest = fastest.min(began.elapsed());
+        let error = release.await.unwrap_err();
+        assert!(error.to_string().contains("locked"), "{error}");
+        peer.query_drop("ROLLBACK").await.unwrap();
+        if fastest < ms(900) {
+            return;
+        }
+    }
+    panic!("the fastest renewal took {fastest:?}");
+}
+
+/// Row 37: a release of a locked row does not wait for it on the last connection. MySQL would wait for a second, and a
+/// renewal that comes meanwhile with it.
+async fn row_37_a_release_of_a_locked_row_leaves_a_connection_for_renewals(on: Product) {
+    let address = on.shared().await;
+    let mut fastest = Duration::MAX;
+    // On a busy machine a renewal may take as long as the wait for a row, but not every time.
+    for _ in 0..10 {
+        let backend = common::connect(&format!("{}?connections=1", common::least_url(address))).await;
+        let (locked, other) = (common::name("row37"), common::name("row37"));
+        let mut sessions = Vec::new();
+        for mutex in [&locked, &other] {
+            let claim = Claim::new(mutex.clone(), ContenderId::generate(), Lease::default());
+            sessions.push(backend.open(claim).await.unwrap());
+        }
+        let answers = contend_all(&mut sessions, Prior::Nothing).await;
+        let tokens: Vec<_> = answers.into_iter().map(|answer| token(answer.unwrap()).unwrap()).collect();
+        let mut peer = common::admin(&on.admin_url()).await;
+        peer.query_drop("BEGIN").await.unwrap();
+        let lock = "SELECT 1 FROM simba_mutex WHERE mutex = ? FOR UPDATE";
+        peer.exec_drop(lock, (locked.as_str(),)).await.unwrap();
+        let [releasing, renewing] = sessions.as_mut_slice() else { unreachable!("there are two") };
+        let mut release = releasing.release(Holding::Under(tokens[0]));
+        assert!(poll_once(std::slice::from_mut(&mut release)).await[0].is_pending());
+        let began = tokio::time::Instant::now();
+        assert!(token(renewing.contend(Prior::Held).await.unwrap()).is_some());
+        fastest = fastest.min(began.elapsed());
+        let error = release.await.unwrap_err();
+        assert!(error.to_string().contains("locked"), "{error}");
+        peer.query_drop("ROLLBACK").await.unwrap();
+        if fastest < ms(900) {
+            return;
+        }
+    }
+    panic!("the fastest renewal took {fastest:?}");
 }
 
 /// Sends all calls together, then waits for the answers.
