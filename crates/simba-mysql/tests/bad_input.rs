@@ -355,7 +355,7 @@ async fn row_65_three_rights_on_one_table_are_enough() {
     for name in [
         "multi_contend",
         "a_counter_loses_no_step",
-        "an_eviction_heeds_its_condition",
+        "an_eviction_respects_its_condition",
         "a_schema_is_applied_again",
     ] {
         simba_tck::cases().iter().find(|case| case.name == name).unwrap().run(&fixture).await;

@@ -122,10 +122,10 @@ async fn conformance_cases_pass_through_tls(on: Product) {
         "a_holder_outlives_its_lease",
         "a_release_wakes_the_next",
         "an_unknown_outcome_is_adopted",
-        "a_stalled_holder_is_told_on_time",
-        "cuts_are_ridden_out",
-        "a_lost_reply_is_no_ghost",
-        "out_of_reach_is_an_error",
+        "a_stalled_holder_is_notified_on_time",
+        "a_tenure_survives_short_cuts",
+        "a_lost_reply_leaves_no_hold",
+        "an_unreachable_store_is_an_error",
     ];
     for name in wanted {
         let case = simba_tck::cases().iter().find(|case| case.name == name).unwrap();

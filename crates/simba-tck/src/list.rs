@@ -116,14 +116,14 @@ macro_rules! __cases {
                 a_dropped_session_leaves_the_queue
             }
             faults {
-                a_stalled_holder_is_told_on_time
+                a_stalled_holder_is_notified_on_time
                 a_short_stall_is_survived
-                cuts_are_ridden_out
+                a_tenure_survives_short_cuts
                 a_waiter_survives_an_outage
-                a_lost_reply_is_no_ghost
+                a_lost_reply_leaves_no_hold
                 a_lost_reply_of_a_release_frees
                 a_late_request_is_undone
-                out_of_reach_is_an_error
+                an_unreachable_store_is_an_error
                 a_restart_of_the_store_is_survived
             }
             load {
@@ -134,7 +134,7 @@ macro_rules! __cases {
                 a_list_names_what_is_held
                 a_record_shows_the_holder_and_the_waiters
                 an_unknown_mutex_is_free
-                an_eviction_heeds_its_condition
+                an_eviction_respects_its_condition
                 an_eviction_wakes_the_next
                 a_probe_answers
                 a_schema_is_applied_again

@@ -83,8 +83,8 @@ const SAMPLE: &[&str] = &[
     "they_grow_with_every_acquisition",
     "a_release_wakes_the_next",
     "waiters_are_served_in_order",
-    "cuts_are_ridden_out",
-    "a_lost_reply_is_no_ghost",
+    "a_tenure_survives_short_cuts",
+    "a_lost_reply_leaves_no_hold",
     "a_list_names_what_is_held",
     "a_probe_answers",
 ];

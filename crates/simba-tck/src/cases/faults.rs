@@ -13,7 +13,7 @@ use crate::world::{
 };
 
 /// A holder whose store hangs is asked to stop and notified of the loss, both on time, and no other holds before.
-pub async fn a_stalled_holder_is_told_on_time(fixture: &dyn Fixture) {
+pub async fn a_stalled_holder_is_notified_on_time(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let (mutex, lease) = (name(), long_grace(fixture));
     let guard = lock(&one.locker(&mutex).with_lease(lease)).await;
@@ -70,7 +70,7 @@ pub async fn a_short_stall_is_survived(fixture: &dyn Fixture) {
 }
 
 /// A connection that breaks at every renewal has no effect either.
-pub async fn cuts_are_ridden_out(fixture: &dyn Fixture) {
+pub async fn a_tenure_survives_short_cuts(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let guard = one.lock(&name()).await;
     for _ in 0..6 {
@@ -106,7 +106,7 @@ pub async fn a_waiter_survives_an_outage(fixture: &dyn Fixture) {
 }
 
 /// An acquisition whose reply is lost is adopted: the contender does not wait for its own hold.
-pub async fn a_lost_reply_is_no_ghost(fixture: &dyn Fixture) {
+pub async fn a_lost_reply_leaves_no_hold(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     // The connection exists before the reply is lost.
     release(one.lock(&name()).await).await;
@@ -166,7 +166,7 @@ pub async fn a_late_request_is_undone(fixture: &dyn Fixture) {
 }
 
 /// An unreachable store is an error, never "held by another", and the mutex works again afterwards.
-pub async fn out_of_reach_is_an_error(fixture: &dyn Fixture) {
+pub async fn an_unreachable_store_is_an_error(fixture: &dyn Fixture) {
     let peer = Peer::connect(fixture).await;
     let mutex = name();
     release(peer.lock(&mutex).await).await;

@@ -60,7 +60,7 @@ pub async fn an_unknown_mutex_is_free(fixture: &dyn Fixture) {
 }
 
 /// An eviction frees only the holder of its condition.
-pub async fn an_eviction_heeds_its_condition(fixture: &dyn Fixture) {
+pub async fn an_eviction_respects_its_condition(fixture: &dyn Fixture) {
     let (one, two) = Peer::pair(fixture).await;
     let Some(operate) = two.backend.operate() else { return skip(NO_OPERATIONS) };
     let mutex = name();
