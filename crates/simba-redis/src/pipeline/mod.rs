@@ -60,12 +60,11 @@ impl Pipeline {
     /// Sends a probe for keys that are spread over servers. Its reply decides whether calls may be batched.
     pub(crate) fn probe_spread(&self) {
         let Ok(mut outbox) = self.open_outbox() else { return };
-        let probe = spread::commands();
-        probe
-            .writes
-            .iter()
-            .for_each(|write| outbox.add(Expected::One(None), |out| out.extend_from_slice(write)));
-        outbox.add(Expected::SpreadProbe, |out| out.extend_from_slice(&probe.read));
+        let (writes, read) = spread::commands();
+        for write in writes {
+            outbox.add(Expected::One(None), |out| out.extend_from_slice(&write));
+        }
+        outbox.add(Expected::SpreadProbe, |out| out.extend_from_slice(&read));
         outbox.probe = Probe::Sent;
         drop(outbox);
         self.inner.output_ready.notify_one();
