@@ -94,7 +94,7 @@ impl RedisBackend {
     }
 
     /// Refuses a `wait_timeout` that could leave an acquisition without time for its first renewal, which is due after
-    /// two thirds of the ttl: an acquisition waits for at most two `WAIT`, that of the group before it and its own.
+    /// two thirds of the ttl: an acquisition waits for at most two `WAIT`, one sent before it and one that covers it.
     fn check_replica_wait(&self, claim: &Claim) -> Result<()> {
         let Some(wait) = self.shared.context.settings.wait else { return Ok(()) };
         let (ttl, limit) = (claim.lease.ttl(), claim.lease.ttl() / 3);

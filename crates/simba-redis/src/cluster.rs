@@ -203,7 +203,9 @@ impl Table {
 
     /// Runs a script on a node that is importing the slot. Such a node executes only commands after `ASKING`.
     async fn invoke_asking(&self, address: Address, call: &Invocation<'_>) -> Result<(Reply, Pipeline)> {
-        let pipeline = self.node(address, call.via).pipeline().await?;
+        // Kept until the reply: the map does not name a node that has no slot yet, so a refresh drops it.
+        let node = self.node(address, call.via);
+        let pipeline = node.pipeline().await?;
         let reply =
             pipeline.call_after(&["ASKING"], |out| call.write_source(out, &self.context.scripts)).await?;
         Ok((reply, pipeline))
@@ -336,7 +338,58 @@ fn crc16(bytes: &[u8]) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use simba_core::TokioClock;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
     use super::*;
+    use crate::config::RedisConfig;
+    use crate::resp;
+
+    /// Answers one connection. Notifies `asked` for a script and answers it after `answer`.
+    async fn serve(listener: TcpListener, asked: &Notify, answer: &Notify) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut buffer = Vec::new();
+        while stream.read_buf(&mut buffer).await.unwrap() > 0 {
+            while let Some((command, length)) = resp::parse(&buffer).unwrap() {
+                buffer.drain(..length);
+                let reply = match command.array().unwrap()[0].text().unwrap() {
+                    "TIME" => "*2\r\n$1\r\n1\r\n$1\r\n0\r\n",
+                    "EVAL" => {
+                        asked.notify_one();
+                        answer.notified().await;
+                        ":7\r\n"
+                    }
+                    _ => "+OK\r\n",
+                };
+                stream.write_all(reply.as_bytes()).await.unwrap();
+            }
+        }
+    }
+
+    /// A slot moves to a node that has no slot yet, so that a refreshed map does not name the node.
+    #[tokio::test]
+    async fn refresh_ends_no_call_to_an_importing_node() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = Address::tcp("127.0.0.1", listener.local_addr().unwrap().port());
+        let config = RedisConfig::from_url(&"redis+cluster://unused".parse().unwrap()).unwrap();
+        let context = Arc::new(Context::new(config.settings, Arc::new(TokioClock::new())));
+        let table = Table { context, seeds: Vec::new(), map: Mutex::default(), stale: Notify::new() };
+        let (asked, answer, mutex) = (Notify::new(), Notify::new(), MutexName::new("m").unwrap());
+        let call = Invocation::new(Script::Inspect, &mutex, &[]);
+        let refresh = async {
+            asked.notified().await;
+            let removed = std::mem::take(&mut table.map().nodes);
+            drop(removed);
+            answer.notify_one();
+        };
+        let calls = async { tokio::join!(table.invoke_asking(address, &call), refresh).0 };
+        let reply = tokio::select! {
+            reply = calls => reply,
+            () = serve(listener, &asked, &answer) => panic!("the connection ended before the reply"),
+        };
+        assert_eq!(reply.unwrap().0, Reply::Int(7));
+    }
 
     #[test]
     fn slot_is_computed_as_by_the_cluster() {

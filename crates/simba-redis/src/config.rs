@@ -199,8 +199,8 @@ impl RedisConfig {
 
     /// Waits after each acquisition until `count` replicas have it. If they do not within `timeout`, the mutex is
     /// released and the acquisition fails. Acquisitions have a connection of their own then, so renewals never wait for
-    /// replicas. A `timeout` of more than a third of the ttl is refused when a mutex is opened: an acquisition waits
-    /// for that of the group before it, then for its own, and the first renewal is due after two thirds of the ttl.
+    /// replicas, and acquire nothing. A `timeout` of more than a third of the ttl is refused when a mutex is opened:
+    /// an acquisition waits for at most two `WAIT`, and the first renewal is due after two thirds of the ttl.
     pub fn with_wait_replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.settings.wait = (count > 0).then_some(WaitReplicas { count, timeout });
         self

@@ -76,8 +76,8 @@
 //! # Connections
 //!
 //! A handle uses one connection for the commands of all mutexes, with `wait_replicas` another one for acquisitions and,
-//! after the first session waits or observes, one for wake-ups. In a cluster it uses one command connection to each node that has a mutex. A silent connection is closed
-//! and reopened; then all waiters are woken and contend again.
+//! after the first session waits or observes, one for wake-ups. In a cluster it uses one command connection to each
+//! node that has a mutex. A silent connection is reset and replaced; then all waiters are woken and contend again.
 
 mod backend;
 mod cluster;

@@ -95,10 +95,7 @@ impl Route {
     pub(crate) fn close(&self) {
         match &self.target {
             Target::One { main, acquisitions, .. } => {
-                [Some(main), acquisitions.as_ref()]
-                    .into_iter()
-                    .flatten()
-                    .for_each(|node| node.close(error::closed()));
+                std::iter::once(main).chain(acquisitions).for_each(|node| node.close(error::closed()));
             }
             Target::Cluster(cluster) => cluster.close(),
         }

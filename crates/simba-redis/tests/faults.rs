@@ -290,16 +290,20 @@ async fn row_33_renewal_of_a_missing_key_does_not_acquire() {
     assert!(matches!(again, Answer::Ours(after) if after.token > before.token), "broken: tokens grow");
 }
 
-/// The holder learns of the loss from the renewal, and leads again with a greater token.
+/// The holder learns of the loss from the renewal. It leads again, with a greater token, once a replica has that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_33_leader_whose_key_is_missing_acquires_again_with_its_replicas() {
-    let (master, _replica, _link) = pair().await;
+    let (master, _replica, link) = pair().await;
     caught_up(&master).await;
     let backend = master.clone().with_keys("wait_replicas=1&wait_timeout=650ms").backend().await;
     let (simba, mutex, mut admin) = (simba(backend, often_renewed()), name(), master.admin());
     let (leader, tenure) = lead(&simba, &mutex).await;
+    link.stall();
     assert_eq!(admin.int(&["DEL", &format!("simba:{{{mutex}}}")]), 1);
     assert_eq!(soon("the loss is reported", tenure.lost()).await, Loss::Vanished);
+    let alone = tokio::time::timeout(Duration::from_secs(1), leader.acquired()).await;
+    assert!(alone.is_err(), "broken: it leads under a token that no replica has");
+    link.pass();
     let again = soon("it is acquired again", leader.acquired()).await.unwrap();
     assert!(again.token() > tenure.token(), "broken: tokens grow");
     leader.stop().await.unwrap();

@@ -1,4 +1,4 @@
-//! Sentinels that require another login than the servers.
+//! Logins and certificates: at sentinels with another login than the servers, and after a change of the files.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
@@ -7,10 +7,13 @@ mod common;
 use std::net::SocketAddr;
 
 use common::resp::Reply;
-use common::{Admin, ELECTION, Group, SILENCE, Store, lead, lease, name, simba, soon, until_within};
+use common::{Admin, ELECTION, Encrypted, Group, PASSWORD, SILENCE, Store, USER};
+use common::{lead, lease, name, simba, soon, until_within};
+use simba_core::spi::Operate as _;
 use simba_core::{Error, ErrorKind};
 use simba_redis::{RedisBackend, RedisConfig};
 use simba_servers::Setup;
+use simba_tck::FaultProxy;
 use simba_test_support::follows_password_file;
 
 const WATCHER: &str = "simba-watcher";
@@ -90,4 +93,33 @@ async fn password_file_is_read_at_every_connection() {
     let connect = |url| RedisBackend::connect(RedisConfig::from_url(&url).unwrap().with_timeout(SILENCE));
     let url = |address| format!("redis://rotated@{address}");
     follows_password_file(store.address, url, change, connect).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_are_read_at_every_connection() {
+    let (store, dir) = (Encrypted::shared(), tempfile::tempdir().unwrap());
+    store.0.admin().create_user();
+    let ca = dir.path().join("ca.pem");
+    let trust =
+        |name| std::fs::copy(format!("{}/{name}", simba_servers::shared("SIMBA_TCK_TLS")), &ca).unwrap();
+    trust("ca.pem");
+    let proxy = FaultProxy::start(store.address()).await.unwrap();
+    let keys = format!("tls_server_name=localhost&tls_ca={}", ca.display());
+    let url = format!("rediss://{USER}:{PASSWORD}@{}?{keys}", proxy.address()).parse().unwrap();
+    let config = RedisConfig::from_url(&url).unwrap().with_timeout(SILENCE);
+    let backend = RedisBackend::connect(config).await.unwrap();
+    for (file, trusted) in [("other-ca.pem", false), ("ca.pem", true)] {
+        trust(file);
+        proxy.cut();
+        let followed = async {
+            // The first calls may still find the old connection, or its error.
+            while match backend.read(&name()).await {
+                Ok(_) => !trusted,
+                Err(error) => trusted || error.kind() != ErrorKind::Denied,
+            } {
+                tokio::task::yield_now().await;
+            }
+        };
+        soon("the next connection uses the new file", followed).await;
+    }
 }

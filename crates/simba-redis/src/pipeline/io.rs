@@ -111,12 +111,7 @@ impl Pipeline {
     /// Passes every reply to the oldest request.
     fn dispatch(&self, replies: &mut Vec<Reply>) -> Result<()> {
         let mut outbox = self.outbox();
-        for reply in replies.drain(..) {
-            if outbox.dispatch(reply)? {
-                self.inner.output_ready.notify_one();
-            }
-        }
-        Ok(())
+        replies.drain(..).try_for_each(|reply| outbox.dispatch(reply))
     }
 
     /// Reads the server's clock at every ping interval, and warns if it was set. This is also the keep-alive of an idle

@@ -60,12 +60,11 @@ impl Pipeline {
     /// Sends a probe for keys that are spread over servers. Its reply decides whether calls may be batched.
     pub(crate) fn probe_spread(&self) {
         let Ok(mut outbox) = self.open_outbox() else { return };
-        let probe = spread::commands();
-        probe
-            .writes
-            .iter()
-            .for_each(|write| outbox.add(Expected::One(None), |out| out.extend_from_slice(write)));
-        outbox.add(Expected::SpreadProbe, |out| out.extend_from_slice(&probe.read));
+        let (writes, read) = spread::commands();
+        for write in writes {
+            outbox.add(Expected::One(None), |out| out.extend_from_slice(&write));
+        }
+        outbox.add(Expected::SpreadProbe, |out| out.extend_from_slice(&read));
         outbox.probe = Probe::Sent;
         drop(outbox);
         self.inner.output_ready.notify_one();
@@ -148,11 +147,13 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Waits until replicas have the earlier writes of this connection, or the time of `command`, which is a `WAIT`, is
-    /// over. Returns the reply: the number of replicas.
+    /// Waits until replicas have the writes of this connection whose replies the caller has, or the time of `command`,
+    /// which is a `WAIT`, is over. Returns the reply: the number of replicas.
+    ///
+    /// The server answers nothing else on the connection during a `WAIT`, so there is one at a time for all callers.
     pub(crate) async fn wait_for_replicas(&self, command: &[&str]) -> Result<Reply> {
         let (sender, reply) = oneshot::channel();
-        self.open_outbox()?.wait_for_replicas(resp::command(command), sender);
+        self.open_outbox()?.wait_for_replicas(command, sender);
         self.inner.output_ready.notify_one();
         reply.await.map_err(|_| self.cause())
     }
@@ -216,14 +217,16 @@ mod tests {
     use crate::connection::Transport;
     use crate::supervisor::Context;
 
-    /// Reads the next command and returns its name.
-    async fn next_command(server: &mut DuplexStream, buffer: &mut Vec<u8>) -> String {
+    /// Reads the next command and returns its name, or `None` at the end of the connection.
+    async fn next_command(server: &mut DuplexStream, buffer: &mut Vec<u8>) -> Option<String> {
         loop {
             if let Some((command, length)) = resp::parse(buffer).unwrap() {
                 buffer.drain(..length);
-                return command.array().unwrap()[0].text().unwrap().into();
+                return Some(command.array().unwrap()[0].text().unwrap().into());
             }
-            server.read_buf(buffer).await.unwrap();
+            if server.read_buf(buffer).await.unwrap() == 0 {
+                return None;
+            }
         }
     }
 
@@ -242,70 +245,63 @@ mod tests {
         (pipeline, server)
     }
 
-    /// Answers this number of `WAIT`, each with its number from 1.
-    async fn answer_waits(server: &mut DuplexStream, count: u32) {
+    /// Replies at once to every command but `WAIT`, which takes [`WAIT_TIME`]. Returns the number of `WAIT` when the
+    /// connection ends.
+    async fn serve(mut server: DuplexStream) -> i64 {
         let (mut buffer, mut waits) = (Vec::new(), 0);
-        while waits < count {
-            match next_command(server, &mut buffer).await.as_str() {
-                "TIME" => server.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n0\r\n").await.unwrap(),
-                command => {
-                    assert_eq!(command, "WAIT");
+        while let Some(command) = next_command(&mut server, &mut buffer).await {
+            let reply = match command.as_str() {
+                "TIME" => "*2\r\n$1\r\n1\r\n$1\r\n0\r\n".to_owned(),
+                "WAIT" => {
                     waits += 1;
-                    server.write_all(format!(":{waits}\r\n").as_bytes()).await.unwrap();
+                    tokio::time::sleep(WAIT_TIME).await;
+                    format!(":{waits}\r\n")
                 }
-            }
+                _ => "+OK\r\n".to_owned(),
+            };
+            server.write_all(reply.as_bytes()).await.unwrap();
         }
+        waits
     }
 
     const WAIT: [&str; 3] = ["WAIT", "1", "500"];
+    const WAIT_TIME: Duration = Duration::from_millis(500);
+
+    /// Writes, then waits for replicas.
+    async fn acquire(pipeline: Pipeline) -> Reply {
+        pipeline.call(&["SET", "key", "value"]).await.unwrap();
+        pipeline.wait_for_replicas(&WAIT).await.unwrap()
+    }
 
     #[tokio::test(start_paused = true)]
-    async fn one_wait_serves_all_callers_that_came_during_the_last_one() {
-        let (pipeline, mut server) = run();
-        let callers: Vec<_> = (0..40)
-            .map(|_| {
-                let pipeline = pipeline.clone();
-                tokio::spawn(async move { pipeline.wait_for_replicas(&WAIT).await })
-            })
-            .collect();
-        answer_waits(&mut server, 2).await;
-        for (at, caller) in callers.into_iter().enumerate() {
-            let wanted = if at == 0 { 1 } else { 2 };
-            assert_eq!(
-                caller.await.unwrap().unwrap(),
-                Reply::Int(wanted),
-                "the first `WAIT` is for one caller"
-            );
+    async fn acquisition_waits_for_at_most_two_waits_and_shares_the_second() {
+        let (pipeline, server) = run();
+        let server = tokio::spawn(serve(server));
+        let first: Vec<_> = (0..40).map(|_| tokio::spawn(acquire(pipeline.clone()))).collect();
+        tokio::time::sleep(WAIT_TIME / 2).await;
+        let (began, wait) = (tokio::time::Instant::now(), WAIT_TIME);
+        let second: Vec<_> = (0..40).map(|_| tokio::spawn(acquire(pipeline.clone()))).collect();
+        for caller in first {
+            assert_eq!(caller.await.unwrap(), Reply::Int(1));
         }
+        for caller in second {
+            assert_eq!(caller.await.unwrap(), Reply::Int(2));
+        }
+        // The rest of the `WAIT` before the writes, and the one that covers them.
+        assert_eq!(began.elapsed(), wait / 2 + wait);
+        pipeline.close_with(error::closed());
+        assert_eq!(server.await.unwrap(), 2);
     }
 
     /// The task of the first caller is on another runtime, which is blocked.
     #[tokio::test(start_paused = true)]
     async fn caller_that_is_not_polled_delays_no_other() {
-        let (pipeline, mut server) = run();
+        let (pipeline, server) = run();
+        tokio::spawn(serve(server));
         let mut stuck = Box::pin(pipeline.wait_for_replicas(&WAIT));
         assert!(futures_util::poll!(&mut stuck).is_pending());
-        let other = pipeline.clone();
-        let other = tokio::spawn(async move { other.wait_for_replicas(&WAIT).await });
-        answer_waits(&mut server, 2).await;
-        assert_eq!(other.await.unwrap().unwrap(), Reply::Int(2));
+        let other = tokio::time::timeout(WAIT_TIME * 3, acquire(pipeline.clone())).await;
+        assert_eq!(other.expect("a reply"), Reply::Int(2));
         assert_eq!(stuck.await.unwrap(), Reply::Int(1));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn no_wait_is_sent_for_callers_that_gave_up() {
-        let (pipeline, mut server) = run();
-        let first = pipeline.clone();
-        let first = tokio::spawn(async move { first.wait_for_replicas(&WAIT).await });
-        tokio::task::yield_now().await;
-        let mut dropped = Box::pin(pipeline.wait_for_replicas(&WAIT));
-        assert!(futures_util::poll!(&mut dropped).is_pending());
-        drop(dropped);
-        answer_waits(&mut server, 1).await;
-        assert_eq!(first.await.unwrap().unwrap(), Reply::Int(1));
-        let last = pipeline.clone();
-        let last = tokio::spawn(async move { last.wait_for_replicas(&WAIT).await });
-        answer_waits(&mut server, 1).await;
-        assert_eq!(last.await.unwrap().unwrap(), Reply::Int(1), "the next `WAIT` is for the next caller");
     }
 }

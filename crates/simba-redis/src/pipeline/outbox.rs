@@ -11,7 +11,7 @@ use super::ReplySender;
 use super::batch::Batch;
 use super::spread::{self, Spread, Verdict};
 use crate::error;
-use crate::resp::Reply;
+use crate::resp::{self, Reply};
 use crate::scripts::FastPath;
 
 /// Maximum number of outstanding replies. Calls beyond it fail, since the server cannot keep up.
@@ -32,7 +32,8 @@ pub(super) struct Outbox {
     pub(super) probe: Probe,
     /// Shared by all connections of the handle.
     spread: Arc<Spread>,
-    replica_waits: ReplicaWaits,
+    /// Callers that wait for the reply to the outstanding `WAIT`. Empty without one.
+    replica_waiters: Vec<oneshot::Sender<Reply>>,
     expected: VecDeque<Expected>,
     /// Number of calls without a reply, including those in the batch.
     pub(super) outstanding: usize,
@@ -52,16 +53,6 @@ pub(super) enum Probe {
     Answered(Verdict),
 }
 
-/// Callers that wait until replicas have their writes. The server answers nothing else on the connection during a
-/// `WAIT`, so only one is in flight, and the next one is for all callers that came meanwhile.
-#[derive(Default)]
-struct ReplicaWaits {
-    in_flight: bool,
-    /// The next `WAIT`, and the callers that wait for it.
-    command: Vec<u8>,
-    next: Vec<oneshot::Sender<Reply>>,
-}
-
 /// The receivers of an outstanding reply.
 pub(super) enum Expected {
     One(ReplySender),
@@ -69,8 +60,8 @@ pub(super) enum Expected {
     Batch(Vec<ReplySender>),
     /// The last command of a probe for keys that are spread over servers.
     SpreadProbe,
-    /// Callers that share a `WAIT`.
-    ReplicaWait(Vec<oneshot::Sender<Reply>>),
+    /// `WAIT`, for all [`replica_waiters`](Outbox::replica_waiters).
+    ReplicaWait,
 }
 
 impl Outbox {
@@ -122,24 +113,13 @@ impl Outbox {
         !self.writing && self.send()
     }
 
-    /// Adds a caller to the next `WAIT`, which is `command`.
-    pub(super) fn wait_for_replicas(&mut self, command: Vec<u8>, sender: oneshot::Sender<Reply>) {
-        self.replica_waits.command = command;
-        self.replica_waits.next.push(sender);
-        self.add_replica_wait();
-    }
-
-    /// Adds the next `WAIT` if none is in flight and a caller still waits for it. Returns whether it did.
-    fn add_replica_wait(&mut self) -> bool {
-        let waits = &mut self.replica_waits;
-        waits.next.retain(|sender| !sender.is_closed());
-        if waits.in_flight || waits.next.is_empty() {
-            return false;
+    /// Waits for replicas with `command`, or with the outstanding `WAIT`. The caller has the replies to its writes and,
+    /// since replies come in the order of the requests, an outstanding `WAIT` was sent after these writes.
+    pub(super) fn wait_for_replicas(&mut self, command: &[&str], sender: oneshot::Sender<Reply>) {
+        if self.replica_waiters.is_empty() {
+            self.add(Expected::ReplicaWait, |out| resp::write_command(out, command));
         }
-        waits.in_flight = true;
-        let (command, callers) = (std::mem::take(&mut waits.command), std::mem::take(&mut waits.next));
-        self.add(Expected::ReplicaWait(callers), |out| out.extend_from_slice(&command));
-        true
+        self.replica_waiters.push(sender);
     }
 
     /// Appends the batch to the bytes, so that later commands come after it.
@@ -158,8 +138,8 @@ impl Outbox {
         self.bytes.is_empty()
     }
 
-    /// Passes a reply to the oldest request. Returns whether a command was added.
-    pub(super) fn dispatch(&mut self, reply: Reply) -> Result<bool> {
+    /// Passes a reply to the oldest request.
+    pub(super) fn dispatch(&mut self, reply: Reply) -> Result<()> {
         self.answered += 1;
         match (self.expected.pop_front().ok_or_else(error::unexpected_reply)?, reply) {
             (Expected::One(sender), reply) => self.answer(sender, reply),
@@ -173,12 +153,10 @@ impl Outbox {
                 senders.into_iter().for_each(|sender| self.answer(sender, reply.clone()));
             }
             (Expected::Batch(_), _) => return Err(error::unexpected_reply()),
-            (Expected::ReplicaWait(callers), reply) => {
+            (Expected::ReplicaWait, reply) => {
                 self.answer(None, Reply::Nil);
                 // Fails if the caller's future was dropped.
-                callers.into_iter().for_each(|caller| drop(caller.send(reply.clone())));
-                self.replica_waits.in_flight = false;
-                return Ok(self.add_replica_wait());
+                self.replica_waiters.drain(..).for_each(|caller| drop(caller.send(reply.clone())));
             }
             (Expected::SpreadProbe, reply) => {
                 self.answer(None, Reply::Nil);
@@ -187,7 +165,7 @@ impl Outbox {
                 self.spread.record(verdict);
             }
         }
-        Ok(false)
+        Ok(())
     }
 
     fn answer(&mut self, sender: ReplySender, reply: Reply) {
@@ -206,7 +184,7 @@ impl Outbox {
         // A handle that is closed has released its mutexes, and the last releases must arrive.
         self.socket.take().filter(|_| resets).into_iter().for_each(Socket::reset);
         (self.bytes, self.outstanding) = (Vec::new(), 0);
-        let waits = std::mem::take(&mut self.replica_waits);
-        (std::mem::take(&mut self.expected), std::mem::take(&mut self.batch), waits)
+        let waiters = std::mem::take(&mut self.replica_waiters);
+        (std::mem::take(&mut self.expected), std::mem::take(&mut self.batch), waiters)
     }
 }

@@ -25,16 +25,9 @@ end
 redis.call('DEL', unpack(KEYS))
 return found";
 
-/// Commands of one probe.
-pub(crate) struct Commands {
-    /// Commands whose replies are ignored.
-    pub(crate) writes: Vec<Vec<u8>>,
-    /// Command whose reply [`verdict`] evaluates.
-    pub(crate) read: Vec<u8>,
-}
-
-/// Returns the commands of a probe with unique keys.
-pub(crate) fn commands() -> Commands {
+/// Returns the commands of a probe with unique keys: writes, whose replies are ignored, and the command whose reply
+/// [`verdict`] evaluates.
+pub(crate) fn commands() -> (Vec<Vec<u8>>, Vec<u8>) {
     let nonce = format!("{:016x}", fastrand::u64(..));
     let keys: Vec<String> = (0..KEYS).map(|n| format!("simba:{{{nonce}-{n}}}:probe")).collect();
     let writes = keys.iter().map(|key| resp::command(&["SET", key, &nonce, "PX", LIFETIME_MS])).collect();
@@ -42,7 +35,7 @@ pub(crate) fn commands() -> Commands {
     let mut words = vec!["EVAL", SCRIPT, &count];
     words.extend(keys.iter().map(String::as_str));
     words.push(&nonce);
-    Commands { writes, read: resp::command(&words) }
+    (writes, resp::command(&words))
 }
 
 /// Result of a probe.
