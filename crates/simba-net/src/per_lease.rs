@@ -21,7 +21,7 @@ impl<T> PerLease<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Closed`] after [`close`](Self::close).
+    /// [`ErrorKind::Closed`](simba_core::ErrorKind::Closed) after [`close`](Self::close).
     pub fn get(&self, length: Duration, start: impl FnOnce() -> Arc<T>) -> Result<Arc<T>> {
         let (mut all, length) = (self.all(), length.as_millis());
         let all = all.as_mut().ok_or_else(closed)?;
