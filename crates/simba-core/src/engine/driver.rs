@@ -56,16 +56,18 @@ impl Driver {
         core.spawn(async move { driver.run(previous).await })
     }
 
-    /// Starts a driver in the caller's task, or in a spawned one if the engine runs on another runtime or the first
-    /// renewal is due too soon.
+    /// Starts a driver in the caller's task, or in a spawned one if the engine runs on another runtime, if the first
+    /// renewal is due too soon, or if the driver of `previous` had to wait for the mutex: this one will probably wait as
+    /// well, and a driver that waits needs a task.
     pub(crate) fn start_inline(
         core: &Arc<Core>,
         config: DriverConfig,
         link: &Link,
         previous: Option<Link>,
     ) -> Result<Option<Inline>> {
+        let waits = config.settings.mode != Mode::Try && previous.as_ref().is_some_and(Link::was_refused);
         match core.runtime_of_caller()? {
-            Some(runtime) if config.settings.lease.renew_at() >= MIN_RENEWAL => {
+            Some(runtime) if !waits && config.settings.lease.renew_at() >= MIN_RENEWAL => {
                 let now = core.clock.now();
                 let mut driver = Self::new(core, config, link, now);
                 let run = async move { driver.run(previous).await };
@@ -181,7 +183,7 @@ impl Driver {
             self.end(loss, next);
         }
         match news {
-            News::Nothing => self.link.observe(owner),
+            News::Nothing => self.link.refuse(owner),
             News::Acquired(grant) => self.acquire(grant, owner),
             News::Renewed(grant) => {
                 self.link.observe(owner);

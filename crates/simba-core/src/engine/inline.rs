@@ -2,7 +2,8 @@
 //!
 //! An uncontended lock and its release then need no task switch, which often is a switch to another processor as well.
 //! Between the two calls the driver is not polled: it holds the mutex and has no call to make. It is spawned when it has
-//! to wait, when the caller drops its future or guard, when a shutdown begins, and when it is older than 10 ms.
+//! to wait, when the caller drops its future or guard, when a shutdown begins, and when it is older than 10 ms. A driver
+//! that will probably have to wait, as the last one of its locker had to, has a task from its start.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -79,6 +80,8 @@ impl Inline {
             }
             // It waits for more than a reply, such as a release by another holder.
             Poll::Pending => {
+                // The caller runs, and waits on the link after this: to wake it would only schedule it once more.
+                driver.caller = None;
                 driver.spawn();
                 false
             }

@@ -27,6 +27,8 @@ struct Shared {
     inline: bool,
     /// The store has answered at least once.
     answered: bool,
+    /// An attempt to acquire the mutex was refused.
+    refused: bool,
     /// Set once no further tenure can begin.
     outcome: Option<Result<()>>,
     /// Set once the driver has left the store as well.
@@ -43,6 +45,7 @@ impl Link {
             error: None,
             inline: false,
             answered: false,
+            refused: false,
             outcome: None,
             done: None,
         };
@@ -123,6 +126,11 @@ impl Link {
         self.shared.read(|shared| shared.answered)
     }
 
+    /// Returns whether the driver was refused at least once, so that it waited for the mutex.
+    pub(crate) fn was_refused(&self) -> bool {
+        self.shared.read(|shared| shared.refused)
+    }
+
     /// Returns whether the handle requested a stop, completed or not.
     pub(crate) fn is_stopped(&self) -> bool {
         self.request() == Request::Stop
@@ -182,6 +190,15 @@ impl Link {
         self.shared.update_quietly(|shared| {
             shared.observe(owner);
             shared.error = None;
+        });
+    }
+
+    /// Records a refusal, and the owner that the store named.
+    pub(crate) fn refuse(&self, owner: MutexOwner) {
+        self.shared.update_quietly(|shared| {
+            shared.observe(owner);
+            shared.error = None;
+            shared.refused = true;
         });
     }
 

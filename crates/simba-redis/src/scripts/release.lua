@@ -6,13 +6,33 @@
 -- Reply: 1 if the mutex was released, 0 if not.
 local id, caller, holding, position, standalone = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local values = redis.call('MGET', KEYS[1], KEYS[3])
-local owner, fence, head = values[1], values[2], redis.call('ZRANGE', KEYS[2], '0', '0')[1]
+local owner, fence, waiters = values[1], values[2], redis.call('ZRANGE', KEYS[2], '0', '1')
+local head, another = waiters[1], waiters[2]
 local unobserved = fence == holding .. HOLD .. caller
 
--- Usual case, before the shared functions, whose definition costs time: no waiters and no observers.
-if owner == id and unobserved and position == '0' and not head then
-  redis.call('DEL', KEYS[1])
-  return 1
+-- Usual cases, before the shared functions, whose definition costs time. The caller holds the mutex, has no position,
+-- there are no observers, and: there is no waiter; or there is one, which is ours, alive, and receives the message.
+-- All else is the general case, after them.
+if owner == id and unobserved and position == '0' and not another and head ~= id then
+  if not head then
+    redis.call('DEL', KEYS[1])
+    return 1
+  end
+  local time = redis.call('TIME')
+  local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  -- `pcall`: if the key holds something else, the general case releases the mutex before it fails.
+  local ends = tonumber(redis.pcall('ZSCORE', KEYS[4], head) or nil)
+  if ends and ends > now_ms and ends % 1 == SUBSCRIBED then
+    redis.call('DEL', KEYS[1])
+    -- As in `wake_next`. Without a receiver, the general case goes on, and nothing that was done here is in its way.
+    if redis.call('PUBLISH', KEYS[1] .. ':' .. head, 'released@@' .. id) > 0 or not standalone then
+      redis.call('ZREM', KEYS[2], head)
+      redis.call('ZREM', KEYS[4], head)
+      local ends_ms = string.format('%.0f ', now_ms + RESERVED_MS)
+      redis.call('SET', KEYS[3], RESERVATION .. ends_ms .. holding .. ' ' .. head, 'PX', FENCE_KEPT)
+      return 1
+    end
+  end
 end
 
 -- include shared.lua
