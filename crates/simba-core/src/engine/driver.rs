@@ -99,28 +99,36 @@ impl Driver {
             if let Some(previous) = previous {
                 self.follow(previous).await;
             }
-            loop {
+            while !self.link.is_done() {
                 let (now, input) = (self.core.clock.now(), self.input());
-                let mut next_wait = None;
-                match self.machine.next(now, input) {
-                    Action::Open(limit) => self.open(now + limit).await,
-                    // Boxed: rare, and larger than everything that a driver does often.
-                    Action::Inspect(limit) => Box::pin(self.inspect(now + limit)).await,
-                    Action::Contend(prior, limit) => self.contend(now, prior, limit).await,
-                    Action::Wait(wait) => next_wait = Some(wait),
-                    Action::Announce(why) => drop(self.tenure.as_ref().map(|tenure| tenure.close(why))),
-                    Action::Lose(loss) => self.end(loss, MutexOwner::none()),
-                    Action::Close(why) => self.close(why).await,
-                    Action::Conclude(outcome) => self.link.conclude(self.in_context(outcome)),
-                    Action::Release(holding, limit) => self.release(now + limit, holding).await,
-                    Action::StartAnew(left) => self.start_anew(left, now),
-                    Action::Finish(left) => return self.finish(left),
-                }
-                // After the match, which keeps the action: a driver waits for as long as its mutex is held.
-                if let Some(wait) = next_wait {
+                let action = self.machine.next(now, input);
+                // Waits here, where the action is dropped: a driver waits for as long as its mutex is held.
+                if let Some(wait) = self.perform(action, now).await {
                     self.wait(wait).await;
                 }
             }
+        }
+    }
+
+    /// Performs an action. Returns the wait that it asks for.
+    #[expect(clippy::manual_async_fn, reason = "an async fn keeps its arguments twice, for every held mutex")]
+    fn perform(&mut self, action: Action, now: Moment) -> impl Future<Output = Option<Wait>> + Send {
+        async move {
+            match action {
+                Action::Open(limit) => self.open(now + limit).await,
+                // Boxed: rare, and larger than everything that a driver does often.
+                Action::Inspect(limit) => Box::pin(self.inspect(now + limit)).await,
+                Action::Contend(prior, limit) => self.contend(now, prior, limit).await,
+                Action::Wait(wait) => return Some(wait),
+                Action::Announce(why) => drop(self.tenure.as_ref().map(|tenure| tenure.close(why))),
+                Action::Lose(loss) => self.end(loss, MutexOwner::none()),
+                Action::Close(why) => self.close(why).await,
+                Action::Conclude(outcome) => self.link.conclude(self.in_context(outcome)),
+                Action::Release(holding, limit) => self.release(now + limit, holding).await,
+                Action::StartAnew(left) => self.start_anew(left, now),
+                Action::Finish(left) => self.finish(left),
+            }
+            None
         }
     }
 
