@@ -61,7 +61,7 @@ struct State {
     closing: Option<Loss>,
     ended: Option<Loss>,
     /// The number of running pieces of work that a graceful end waits for.
-    work: usize,
+    work: u32,
     /// Work was started at least once.
     used: bool,
 }

@@ -10,6 +10,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::future::Future;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -90,7 +91,8 @@ impl<K: Hash + Eq + Clone> Wakeups<K> {
     pub fn subscribe(&self, topic: K) -> Subscription<K> {
         let notify = Arc::new(Notify::new());
         let mut state = self.inner.state();
-        let subscriptions = state.topics.entry(topic.clone()).or_default();
+        // Most topics have one subscription, and a process may have thousands of topics.
+        let subscriptions = state.topics.entry(topic.clone()).or_insert_with(|| Vec::with_capacity(1));
         subscriptions.push(Arc::clone(&notify));
         if subscriptions.len() == 1 {
             self.inner.touch(state, &topic);
@@ -209,8 +211,9 @@ impl<K: Hash + Eq + Clone> Subscription<K> {
     /// # Cancel safety
     ///
     /// A dropped call keeps the wake-up for the next one.
-    pub async fn notified(&mut self) {
-        self.notify.notified().await;
+    pub fn notified(&mut self) -> impl Future<Output = ()> + Send {
+        // Not an async function, which would keep a second reference for every session that waits.
+        self.notify.notified()
     }
 
     /// Wakes this subscription alone, as a backend does once its topic is confirmed upstream.

@@ -14,7 +14,8 @@ pub(crate) struct MySqlSession {
     calls: Arc<Calls>,
     state: Arc<SessionState>,
     holds: bool,
-    subscription: Option<Subscription>,
+    /// Boxed: a holder has none.
+    subscription: Option<Box<Subscription>>,
 }
 
 impl MySqlSession {
@@ -63,10 +64,11 @@ impl Session for MySqlSession {
             return std::future::pending().await;
         }
         match &self.subscription {
-            Some(subscription) => subscription.notified().await,
+            // Boxed: a holder waits here for its whole tenure and does not need this state.
+            Some(subscription) => Box::pin(subscription.notified()).await,
             None => {
                 let (Claim { mutex, intent, .. }, now) = (&self.state.claim, self.shared.clock.now());
-                self.subscription = Some(self.shared.wakeups.subscribe(mutex, *intent, now));
+                self.subscription = Some(Box::new(self.shared.wakeups.subscribe(mutex, *intent, now)));
             }
         }
         Ok(())

@@ -36,8 +36,8 @@ pub(crate) struct RedisSession {
     releasing: bool,
     /// The connection of a call that got no reply. The server may not have executed it yet.
     unanswered: Option<Via>,
-    /// How long the last call reserved the mutex for another waiter that is probably dead.
-    reserved_for: Duration,
+    /// How many milliseconds the last call reserved the mutex for another waiter that is probably dead.
+    reserved_ms: u64,
 }
 
 /// Place of a waiter in the queue. The default is that of a session that does not wait.
@@ -56,9 +56,9 @@ struct Place {
 
 impl RedisSession {
     pub(crate) fn new(shared: Arc<Shared>, claim: Claim) -> Self {
-        let (nonce, place, reserved_for) = (fastrand::u64(..), Place::default(), Duration::ZERO);
+        let (nonce, place, reserved_ms) = (fastrand::u64(..), Place::default(), 0);
         let (holds, waited, releasing, unanswered) = (false, false, false, None);
-        Self { shared, claim, nonce, place, holds, waited, releasing, unanswered, reserved_for }
+        Self { shared, claim, nonce, place, holds, waited, releasing, unanswered, reserved_ms }
     }
 
     /// Returns the connection for a call that acquires, or for a renewal.
@@ -158,7 +158,7 @@ impl RedisSession {
         let end = clock.now() + SKIP_LIMIT.min(self.claim.lease.ttl() / 6);
         let mut last = (first, pipeline);
         loop {
-            let reserved_for = std::mem::take(&mut self.reserved_for);
+            let reserved_for = Duration::from_millis(std::mem::take(&mut self.reserved_ms));
             if !matches!(last.0, Answer::Vacant) || reserved_for.is_zero() || clock.now() >= end {
                 return Ok(last);
             }
@@ -239,7 +239,7 @@ impl RedisSession {
             }
             (Some(2), Some(position)) => {
                 self.place.position = position.unsigned_abs();
-                self.reserved_for = Duration::from_millis(int(2).map_or(0, i64::unsigned_abs));
+                self.reserved_ms = int(2).map_or(0, i64::unsigned_abs);
                 Ok(Answer::Vacant)
             }
             _ => Err(error::unexpected("contend")),

@@ -78,7 +78,8 @@ impl Session for SqliteSession {
         let (connection, topic, mutex) = (&self.connection, self.topic(), &self.claim.mutex);
         let watch =
             self.watch.get_or_insert_with(|| Box::new(Watch::start(connection, topic, mutex.clone())));
-        watch.changed().await
+        // Boxed: a holder waits here for its whole tenure and does not need this state.
+        Box::pin(watch.changed()).await
     }
 }
 

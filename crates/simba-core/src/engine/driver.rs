@@ -1,6 +1,7 @@
 //! The driver of one contender: performs the actions of its machine on the store, and reports to the handle.
 
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -52,8 +53,7 @@ impl Driver {
         link: &Link,
         previous: Option<Link>,
     ) -> Result<()> {
-        let mut driver = Self::new(core, config, link, core.clock.now());
-        core.spawn(async move { driver.run(previous).await })
+        core.spawn(Self::new(core, config, link, core.clock.now()).run(previous))
     }
 
     /// Starts a driver in the caller's task, or in a spawned one if the engine runs on another runtime, if the first
@@ -69,9 +69,8 @@ impl Driver {
         match core.runtime_of_caller()? {
             Some(runtime) if !waits && config.settings.lease.renew_at() >= MIN_RENEWAL => {
                 let now = core.clock.now();
-                let mut driver = Self::new(core, config, link, now);
-                let run = async move { driver.run(previous).await };
-                Ok(Some(Inline::start(core, runtime, link.clone(), now, run)))
+                let driver = Self::new(core, config, link, now).run(previous);
+                Ok(Some(Inline::start(core, runtime, link.clone(), now, driver)))
             }
             _ => Self::start(core, config, link, previous).map(|()| None),
         }
@@ -96,26 +95,42 @@ impl Driver {
     }
 
     /// Waits for the driver of `previous`, then performs the actions of the machine until it has left the store.
-    async fn run(&mut self, previous: Option<Link>) {
-        if let Some(previous) = previous {
-            self.follow(previous).await;
+    #[expect(clippy::manual_async_fn, reason = "an async fn keeps its arguments twice, for every held mutex")]
+    fn run(mut self, previous: Option<Link>) -> impl Future<Output = ()> + Send {
+        async move {
+            if let Some(previous) = previous {
+                self.follow(previous).await;
+            }
+            while !self.link.is_done() {
+                let (now, input) = (self.core.clock.now(), self.input());
+                let action = self.machine.next(now, input);
+                // Waits here, where the action is dropped: a driver waits for as long as its mutex is held.
+                if let Some(wait) = self.perform(action, now).await {
+                    self.wait(wait).await;
+                }
+            }
         }
-        loop {
-            let (now, input) = (self.core.clock.now(), self.input());
-            match self.machine.next(now, input) {
+    }
+
+    /// Performs an action. Returns the wait that it asks for.
+    #[expect(clippy::manual_async_fn, reason = "an async fn keeps its arguments twice, for every held mutex")]
+    fn perform(&mut self, action: Action, now: Moment) -> impl Future<Output = Option<Wait>> + Send {
+        async move {
+            match action {
                 Action::Open(limit) => self.open(now + limit).await,
                 // Boxed: rare, and larger than everything that a driver does often.
                 Action::Inspect(limit) => Box::pin(self.inspect(now + limit)).await,
                 Action::Contend(prior, limit) => self.contend(now, prior, limit).await,
-                Action::Wait(wait) => self.wait(wait).await,
+                Action::Wait(wait) => return Some(wait),
                 Action::Announce(why) => drop(self.tenure.as_ref().map(|tenure| tenure.close(why))),
                 Action::Lose(loss) => self.end(loss, MutexOwner::none()),
                 Action::Close(why) => self.close(why).await,
                 Action::Conclude(outcome) => self.link.conclude(self.in_context(outcome)),
                 Action::Release(holding, limit) => self.release(now + limit, holding).await,
                 Action::StartAnew(left) => self.start_anew(left, now),
-                Action::Finish(left) => return self.finish(left),
+                Action::Finish(left) => self.finish(left),
             }
+            None
         }
     }
 
@@ -223,27 +238,30 @@ impl Driver {
     // ===== waiting =====
 
     /// Waits until the moment, the hint or the request that the machine waits for.
-    async fn wait(&mut self, wait: Wait) {
-        let Wait { until, wake, hints, approximate } = wait;
-        if self.link.is_inline() {
-            if wake == Wake::Request && self.tenure.is_some() {
-                // The caller has its guard and polls again to release it. Until then nothing has to be set up, such as
-                // a timer: the driver is spawned long before its first renewal is due.
-                return pending_once().await;
+    #[expect(clippy::manual_async_fn, reason = "an async fn keeps its arguments twice, for every held mutex")]
+    fn wait(&mut self, wait: Wait) -> impl Future<Output = ()> + Send {
+        async move {
+            let Wait { until, wake, hints, approximate } = wait;
+            if self.link.is_inline() {
+                if wake == Wake::Request && self.tenure.is_some() {
+                    // The caller has its guard and polls again to release it. Until then nothing has to be set up, such
+                    // as a timer: the driver is spawned long before its first renewal is due.
+                    return pending_once().await;
+                }
+                self.link.set_inline(false);
             }
-            self.link.set_inline(false);
-        }
-        let clock = &*self.core.clock;
-        let sleep = if approximate { clock.sleep_until_about(until) } else { clock.sleep_until(until) };
-        let hint = tokio::select! {
-            biased;
-            () = self.link.interrupted(), if wake == Wake::Request => None,
-            () = self.core.closing.begins(), if wake != Wake::Never => None,
-            () = sleep => None,
-            hint = hint(&mut self.session), if hints => Some(hint),
-        };
-        if let Some(hint) = hint {
-            self.machine.hinted(clock.now(), &hint);
+            let clock = &self.core.clock;
+            let sleep = if approximate { clock.sleep_until_about(until) } else { clock.sleep_until(until) };
+            let hint = tokio::select! {
+                biased;
+                () = self.link.interrupted(), if wake == Wake::Request => None,
+                () = self.core.closing.begins(), if wake != Wake::Never => None,
+                () = sleep => None,
+                hint = hint(&mut self.session), if hints => Some(hint),
+            };
+            if let Some(hint) = hint {
+                self.machine.hinted(self.core.clock.now(), &hint);
+            }
         }
     }
 
@@ -282,7 +300,8 @@ impl Driver {
         let Some(tenure) = &self.tenure else { return };
         let announced = tenure.close(why);
         if !seeded::on(Bug::FreeBeforeWorkEnds) {
-            tenure.work_ended().await;
+            // Boxed for the same reason as an inspection.
+            Box::pin(tenure.work_ended()).await;
         }
         self.end(announced, MutexOwner::none());
     }
@@ -336,11 +355,12 @@ impl Drop for Driver {
     }
 }
 
-/// Waits for a hint of a session that may not be open yet.
-async fn hint(session: &mut Option<Box<dyn Session>>) -> Result<()> {
+/// Waits for a hint of a session that may not be open yet. Returns the session's future itself: an async function around
+/// it would only make the future of every held mutex larger.
+fn hint(session: &mut Option<Box<dyn Session>>) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
     match session {
-        Some(session) => session.changed().await,
-        None => std::future::pending().await,
+        Some(session) => session.changed(),
+        None => Box::pin(std::future::pending()),
     }
 }
 

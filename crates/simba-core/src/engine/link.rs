@@ -21,7 +21,9 @@ struct Shared {
     contender: Option<ContenderId>,
     request: Request,
     tenure: Option<Tenure>,
-    state: MutexState,
+    owner: MutexOwner,
+    /// The owner before it, if there was one. Boxed: most mutexes are free when they are acquired.
+    before: Option<Box<MutexOwner>>,
     error: Option<Error>,
     /// The driver has no task and needs none: its caller polls it.
     inline: bool,
@@ -41,7 +43,8 @@ impl Link {
             contender: None,
             request: Request::Hold,
             tenure: None,
-            state: MutexState::none(),
+            owner: MutexOwner::none(),
+            before: None,
             error: None,
             inline: false,
             answered: false,
@@ -98,7 +101,7 @@ impl Link {
         self.shared
             .until(|shared| match &shared.tenure {
                 Some(tenure) if last.is_none_or(|last| !last.is_same(tenure)) => {
-                    Some(Some((tenure.clone(), shared.state.clone())))
+                    Some(Some((tenure.clone(), shared.state())))
                 }
                 _ => shared.outcome.as_ref().map(|_| None),
             })
@@ -114,11 +117,11 @@ impl Link {
     }
 
     pub(crate) fn state(&self) -> MutexState {
-        self.shared.read(|shared| shared.state.clone())
+        self.shared.read(Shared::state)
     }
 
     pub(crate) fn owner(&self) -> MutexOwner {
-        self.shared.read(|shared| shared.state.after.clone())
+        self.shared.read(|shared| shared.owner.clone())
     }
 
     /// Returns whether the store has answered at least once.
@@ -142,6 +145,11 @@ impl Link {
 }
 
 impl Shared {
+    fn state(&self) -> MutexState {
+        let before = self.before.as_deref().cloned().unwrap_or_else(MutexOwner::none);
+        MutexState::new(before, self.owner.clone())
+    }
+
     fn open_or_done(&self) -> Option<Result<Tenure, Result<()>>> {
         match &self.tenure {
             Some(tenure) if tenure.is_open() => Some(Ok(tenure.clone())),
@@ -246,10 +254,10 @@ impl Link {
 impl Shared {
     fn observe(&mut self, owner: MutexOwner) {
         self.answered = true;
-        let owner = owner.since(&self.state.after);
-        let before = std::mem::replace(&mut self.state.after, owner);
-        if before.id != self.state.after.id {
-            self.state.before = before;
+        let owner = owner.since(&self.owner);
+        let before = std::mem::replace(&mut self.owner, owner);
+        if before.id != self.owner.id {
+            self.before = before.id.is_some().then(|| Box::new(before));
         }
     }
 }
