@@ -24,7 +24,7 @@ if may_acquire then
   local first = prior == 'nothing' and not ends and not (fence and fence >= token) and redis.call('EXISTS', KEYS[2]) == 0
   if (woken or first) and redis.call('SET', KEYS[1], id, 'NX', 'PX', lease) then
     redis.call('SET', KEYS[3], token .. HOLD .. caller, 'PX', FENCE_KEPT)
-    -- Whoever woke it has removed its entry, or at least the one in the queue. It may have entered again, into both.
+    -- The call that woke it has removed its entries, or at least the one in the queue. It may have entered again.
     if woken and redis.call('ZREM', KEYS[4], id) > 0 then redis.call('ZREM', KEYS[2], id) end
     redis.call('PUBLISH', KEYS[1], 'acquired@@' .. id)
     return token
