@@ -180,7 +180,7 @@ impl Outbox {
     pub(super) fn close(&mut self, cause: Error) -> impl Sized + use<> {
         let cause = self.broken.get_or_insert(cause);
         let resets = self.outstanding > 0 && cause.kind() != ErrorKind::Closed;
-        // Otherwise the kernel could deliver an acquisition later, which would hold the mutex for one lease for nobody.
+        // Otherwise the kernel could deliver an acquisition later, and the mutex would stay held without a holder.
         // A handle that is closed has released its mutexes, and the last releases must arrive.
         self.socket.take().filter(|_| resets).into_iter().for_each(Socket::reset);
         (self.bytes, self.outstanding) = (Vec::new(), 0);
