@@ -49,7 +49,8 @@ pub(crate) fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
         bail!("not installed: {packages}; run as root:\n  apt-get update\n  {install} {packages}");
     }
     run("apt-get update -q", &[])?;
-    run(install, &missing).context("cannot install the servers")
+    // Another installation, such as an automatic upgrade, may be under way.
+    run(&format!("{install} -o DPkg::Lock::Timeout=600"), &missing).context("cannot install the servers")
 }
 
 /// Runs an apt command. The package may start a service, which listens on another port than ours.
