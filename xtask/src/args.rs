@@ -10,7 +10,7 @@ Tasks:
   test             run every check and every test, as CI does
   test --quick     run the checks for every commit, in a few minutes, without root, packages or servers
   full             run the tests that take too long for every change: a long simulation, 20 rounds of every fault,
-                   the lowest and newest versions of the dependencies, a rolling upgrade
+                   the lowest versions of the dependencies, a rolling upgrade
   servers up       start the test servers and print their addresses as shell variables
   servers down     stop the test servers
   sim --seeds N    simulate N seeds; SIMBA_SEED=n cargo xtask sim replays one and prints it

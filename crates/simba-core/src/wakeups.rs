@@ -264,6 +264,15 @@ mod tests {
         assert!(wakeups.demand().now_or_never().is_none());
     }
 
+    #[test]
+    fn dropped_subscriptions_leave_no_topic_behind() {
+        let (local, upstream) = (Wakeups::local(), Wakeups::new());
+        for wakeups in [local, upstream] {
+            drop((0..100).map(|topic| wakeups.subscribe(topic)).collect::<Vec<_>>());
+            assert_eq!(wakeups.inner.state().topics.len(), 0);
+        }
+    }
+
     #[tokio::test]
     async fn wake_up_is_kept_and_reaches_its_topic_only() {
         let wakeups = Wakeups::<&str>::new();

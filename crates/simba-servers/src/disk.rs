@@ -96,20 +96,23 @@ impl Drop for SmallDisk {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    /// Mounting a disk needs root.
+    mod as_root {
+        use super::super::*;
 
-    #[test]
-    fn small_disk_is_filled_emptied_and_unmounted() {
-        let at = std::env::temp_dir().join(format!("simba-servers-disk-{}", std::process::id()));
-        fs::create_dir(&at).unwrap();
-        let disk = SmallDisk::mount(&at, 1).unwrap();
-        disk.fill().unwrap();
-        let full = fs::write(at.join("more"), "more").unwrap_err();
-        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
-        disk.make_room().unwrap();
-        fs::write(at.join("more"), "more").unwrap();
-        drop(disk);
-        assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
-        fs::remove_dir(&at).unwrap();
+        #[test]
+        fn small_disk_is_filled_emptied_and_unmounted() {
+            let at = std::env::temp_dir().join(format!("simba-servers-disk-{}", std::process::id()));
+            fs::create_dir(&at).unwrap();
+            let disk = SmallDisk::mount(&at, 1).unwrap();
+            disk.fill().unwrap();
+            let full = fs::write(at.join("more"), "more").unwrap_err();
+            assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+            disk.make_room().unwrap();
+            fs::write(at.join("more"), "more").unwrap();
+            drop(disk);
+            assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
+            fs::remove_dir(&at).unwrap();
+        }
     }
 }
