@@ -126,8 +126,9 @@ async fn a_full_store_is_reported_and_contending_continues_once_it_has_space() {
     };
     let error = timeout(Duration::from_secs(30), reported).await.expect("broken: it is reported");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-    let probe = simba.operate().unwrap().probe().await;
-    assert!(probe.is_err() || !probe.unwrap().findings.is_empty(), "broken: a probe reports it");
+    let probe = simba.operate().unwrap().probe().await.unwrap();
+    let is_reported = probe.findings.iter().any(|finding| finding.problem.contains("NOSPACE"));
+    assert!(is_reported, "broken: a probe reports it: {probe:?}");
     let url = server.url();
     ctl(&url, &["del", "--prefix", "filler-"]).await;
     let status = ctl(&url, &["endpoint", "status", "-w", "json"]).await;
