@@ -353,14 +353,4 @@ pub(crate) async fn wait_for<T>(outcome: &mut oneshot::Receiver<Result<T, Failur
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_an_answer_of_the_same_member_in_the_same_term_confirms() {
-        let term = |member_id, raft_term| Term::of(Some(&Header { member_id, revision: 1, raft_term }));
-        assert!(term(1, 7).confirms(term(1, 7)));
-        assert!(!term(1, 8).confirms(term(1, 7)) && !term(2, 7).confirms(term(1, 7)));
-        assert!(!Term::of(None).confirms(Term::of(None)));
-    }
-}
+mod tests;
