@@ -631,8 +631,9 @@ mod tests {
                 supervised.close();
                 tokio::time::Instant::now()
             };
-            let (closed, ()) =
-                tokio::join!(closing, supervised.run(&mut endpoints, &clock, Retry::default()));
+            let run = supervised.run(&mut endpoints, &clock, Retry::default());
+            let both = tokio::time::timeout(LIMIT, async { tokio::join!(closing, run) });
+            let (closed, ()) = both.await.expect("the supervisor ends");
             assert_eq!((closed.elapsed(), tried.lock().unwrap().len()), (Duration::ZERO, 1));
             assert!(supervised.current().is_none());
             assert_eq!(supervised.connection().await.unwrap_err().kind(), ErrorKind::Closed);
