@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use crate::client::{Client, Failure, LeaseInUse, TxnResponse, wait_for};
 use crate::error::unavailable;
 use crate::lease::{SharedLease, StoreLease};
-use crate::queue::token;
+use crate::queue::{revision_of, token};
 
 /// The delays after which a deletion is repeated if the creation was not answered: servers time out pending requests
 /// within seconds, and until then may still execute the creation.
@@ -48,7 +48,7 @@ impl Entry {
         Ok(Self { key, lease, revision: None, seen_at: 0, pending: None, is_ambiguous: false, _in_use })
     }
 
-    /// Waits for the outcome of the pending request; `None` without one.
+    /// Waits for the outcome of the pending request, and records it; `None` without one.
     ///
     /// # Cancel safety
     ///
@@ -57,6 +57,13 @@ impl Entry {
         let outcome = wait_for(self.pending.as_mut()?).await;
         self.pending = None;
         self.is_ambiguous |= outcome.as_ref().is_err_and(Failure::is_ambiguous);
+        // Also for a caller that only deletes the key: if that fails, the key has to be known.
+        if let Ok(answer) = &outcome
+            && answer.succeeded
+            && let Ok(made) = revision_of(answer.header.as_ref())
+        {
+            self.set_created(made);
+        }
         Some(outcome)
     }
 

@@ -25,8 +25,10 @@
 //!   that its successor lets expire. So a renewal is a keep-alive followed by a transaction that changes nothing and
 //!   needs a quorum, answered by the same member in the same term. The transaction also checks that the own keys exist,
 //!   for up to 128 mutexes at a time. A lease that is kept alive but not confirmed for its whole length is given up.
-//!   Servers without the fix of etcd-io/etcd#15247 (early releases of 3.4 and 3.5) may end a lease that was just
-//!   renewed, after their leader hung: use a current release.
+//!   The releases before 3.4.42, 3.5.28 and 3.6.9 have defects that break this, after their leader was paused or hung:
+//!   they may answer a read that needs a quorum with an old state (etcd-io/etcd#20418, since 3.4.20 and 3.5.0), and
+//!   those before 3.4.31 and 3.5.13 may end a lease that was just renewed (etcd-io/etcd#15247). There may be two holders
+//!   then. `simba doctor` reports such a server.
 //! - **The token is the revision that created the own key.** It grows with every write and survives the key and the
 //!   lease. A holder that lost its mutex, because the store was unreachable until its deadline, deletes its key and
 //!   joins the queue again: every acquisition has a greater token than the one before. Only a store that is restored

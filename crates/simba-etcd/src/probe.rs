@@ -4,6 +4,7 @@ use simba_core::operate::{Finding, Probe};
 use simba_core::{Lease, Result};
 
 use crate::backend::EtcdBackend;
+use crate::client::StatusResponse;
 use crate::error::failed;
 
 impl EtcdBackend {
@@ -16,17 +17,18 @@ impl EtcdBackend {
         probe.round_trip = client.now() - before;
         let status = client.status().await.map_err(|failure| failed("report its status", failure))?;
         probe.server = format!("etcd {}", status.version);
-        probe.findings = self.findings(status.errors).await?;
+        probe.findings = self.findings(status).await?;
         Ok(probe)
     }
 
     /// Returns the problems of the servers, and whether they grant and renew the default lease.
-    async fn findings(&self, errors: Vec<String>) -> Result<Vec<Finding>> {
+    async fn findings(&self, status: StatusResponse) -> Result<Vec<Finding>> {
         let to_finding = |error| {
             let fix = "see `etcdctl endpoint status` and `etcdctl alarm list`";
             Finding::new(format!("a member reports: {error}"), fix)
         };
-        let mut findings: Vec<_> = errors.into_iter().map(to_finding).collect();
+        let mut findings: Vec<_> = status.errors.into_iter().map(to_finding).collect();
+        findings.extend(defect_of(&status.version));
         if let Err(error) = self.check_renewal(&mut findings).await {
             let fix = "name the members in the URL, not a proxy that distributes calls, and check their logs";
             findings.push(Finding::new(format!("a lease cannot be granted and renewed: {error}"), fix));
@@ -46,5 +48,37 @@ impl EtcdBackend {
             ));
         }
         shared.renew().await
+    }
+}
+
+/// Returns a finding if servers of this version may confirm a lease that has ended, or end one that was just renewed
+/// (etcd-io/etcd#20418 and #15247).
+fn defect_of(version: &str) -> Option<Finding> {
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().ok());
+    let mut next = || numbers.next().flatten();
+    matches!((next()?, next()?, next()?), (3, 4, ..42) | (3, 5, ..28) | (3, 6, ..9)).then(|| {
+        Finding::new(
+            format!(
+                "etcd {version} may confirm a lease that has ended, or end one that was renewed, after a leader was paused: \
+                 two may hold a mutex"
+            ),
+            "upgrade every member to 3.4.42, 3.5.28, 3.6.9 or later",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_on_which_two_may_hold_a_mutex_is_a_finding() {
+        for version in ["3.4.0", "3.4.23", "3.4.41", "3.5.0", "3.5.27", "3.6.0", "3.6.0-rc.1", "3.6.8+git"] {
+            let finding = defect_of(version).unwrap_or_else(|| panic!("{version}"));
+            assert!(finding.problem.contains(version) && finding.fix.contains("3.5.28"), "{finding:?}");
+        }
+        for version in ["3.4.42", "3.5.28", "3.6.9", "3.6.10-rc.0", "3.7.0", "4.4.1", "", "unknown"] {
+            assert_eq!(defect_of(version), None, "{version}");
+        }
     }
 }

@@ -136,7 +136,6 @@ impl EtcdQueue {
         let made = revision_of(answer.header.as_ref())?;
         let Some(entry) = &mut self.entry else { return Ok(Position::Missing) };
         if answer.succeeded {
-            entry.set_created(made);
             let proof = entry.proof(made);
             return if queues { queue::new_position(answer, proof) } else { Ok(Position::First(proof)) };
         }

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{connect, ctl};
+use common::{connect, ctl, soon};
 use simba_core::spi::{Backend as _, Claim, Operate as _};
 use simba_core::{ContenderId, ErrorKind, Lease, MutexName, Simba};
 use simba_servers::{Setup, shared};
@@ -126,8 +126,18 @@ async fn a_full_store_is_reported_and_contending_continues_once_it_has_space() {
     };
     let error = timeout(Duration::from_secs(30), reported).await.expect("broken: it is reported");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-    let probe = simba.operate().unwrap().probe().await;
-    assert!(probe.is_err() || !probe.unwrap().findings.is_empty(), "broken: a probe reports it");
+    // A server that pauses breaks the connection, and a probe on it.
+    let probe = async {
+        loop {
+            match simba.operate().unwrap().probe().await {
+                Ok(probe) => break probe,
+                Err(error) => assert!(error.is_transient(), "broken: {error}"),
+            }
+        }
+    };
+    let probe = soon("a probe is answered", probe).await;
+    let is_reported = probe.findings.iter().any(|finding| finding.problem.contains("NOSPACE"));
+    assert!(is_reported, "broken: a probe reports it: {probe:?}");
     let url = server.url();
     ctl(&url, &["del", "--prefix", "filler-"]).await;
     let status = ctl(&url, &["endpoint", "status", "-w", "json"]).await;

@@ -8,14 +8,14 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStringExt as _;
 use std::time::Duration;
 
-use common::{EtcdStore, Peer, connect, keys, leads, lease, long, name, sees, shared_ctl, soon};
+use common::{Etcd, EtcdStore, Peer, connect, keys, leads, lease, long, name, sees, shared_ctl, soon};
 use simba_core::operate::{EvictIf, Eviction, Operate as _};
 use simba_core::spi::{Answer, Backend as _, Claim, Holding, Prior, Session};
 use simba_core::{Clock as _, ContenderId, FencingToken, Lease, Loss, MutexName, Simba, SystemClock};
 use simba_servers::shared;
 use simba_tck::{FaultProxy, Network as _, rounds};
 use simba_test_support::queue::{HandOver, answered, handed_over_after};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// Returns the lease in the name of a key.
 fn lease_of(key: &str) -> &str {
@@ -204,6 +204,45 @@ async fn a_holder_that_was_disconnected_acquires_again_with_a_greater_token() {
         tenure = next;
     }
     leader.stop().await.unwrap();
+}
+
+/// The reply to a dropped join arrives before a release, whose deletion fails. The key does not outlive its session.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_key_of_a_dropped_join_and_a_failed_release_is_deleted_with_its_session() {
+    let (backend, network) = Etcd::single().proxied().await;
+    let claim = |mutex| Claim::new(mutex, ContenderId::generate(), long());
+    // Connects, and has the lease that the next session shares.
+    let mut other = backend.open(claim(name())).await.unwrap();
+    ours(&mut *other, Prior::Nothing).await;
+    for _ in 0..rounds() {
+        let mutex = name();
+        let mut session = backend.open(claim(mutex.clone())).await.unwrap();
+        network.stall_replies();
+        assert!(timeout(Duration::ZERO, session.contend(Prior::Nothing)).await.is_err());
+        soon("the key is created", async {
+            while keys(&mutex).await.is_empty() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        network.heal();
+        // The reply to the join arrives before the reply to this call.
+        ours(&mut *other, Prior::Unknown).await;
+        network.refuse();
+        let released = soon("a release ends", session.release(Holding::Unknown)).await;
+        assert!(released.is_err(), "the deletion fails");
+        drop(session);
+        network.heal();
+        // The lease is so long that its end does not explain the acquisition.
+        let mut next = backend.open(claim(mutex)).await.unwrap();
+        soon("the next contender acquires the mutex", async {
+            while !matches!(answered(&mut *next, Prior::Unknown).await, Answer::Ours(_)) {
+                sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        next.release(Holding::Unknown).await.unwrap();
+    }
 }
 
 /// The limit for answers depends on the leases in use, not on those that were used before.

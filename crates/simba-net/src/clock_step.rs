@@ -14,6 +14,12 @@ const DRIFT: u32 = 100;
 ///
 /// A store that ends leases by its wall clock ends them too soon when that clock is set forward. A client cannot
 /// prevent that, but it can report it.
+///
+/// - Each reading is compared with the previous one. A difference counts as a step if it is greater than the round trips,
+///   a drift of one percent, and 50 ms explain. So a slow reading hides a step that is shorter than its round trip.
+/// - A reading whose reply arrived before that of the previous one is ignored.
+/// - A reading of another server counts as a step if the clocks of the two servers differ: use one `ServerClock` for each
+///   server.
 #[derive(Debug, Default)]
 pub struct ServerClock {
     state: Mutex<State>,
@@ -97,6 +103,23 @@ mod tests {
         assert_eq!(clock.read(reading(15_000, 10_000, 10_010)), None);
         assert_eq!(clock.read(reading(17_000, 10_020, 14_000)), None, "a slow reply");
         assert_eq!(clock.last_step(), None);
+    }
+
+    #[test]
+    fn a_reply_that_is_overtaken_by_a_later_one_is_ignored() {
+        let clock = ServerClock::default();
+        assert_eq!(clock.read(reading(5_000, 0, 100)), None);
+        assert_eq!(clock.read(reading(60_000, 10, 90)), None);
+        assert_eq!(clock.read(reading(6_000, 1_050, 1_100)), None, "compared with the first one");
+        assert_eq!(clock.last_step(), None);
+    }
+
+    #[test]
+    fn a_drift_of_one_percent_is_no_step_and_a_millisecond_more_is_one() {
+        let before = reading(500_000, 0, 0);
+        let after = |server: u64| step(&before, &reading(500_000 + server, 100_000, 100_000));
+        assert_eq!((after(101_050), after(98_950)), (None, None));
+        assert_eq!((after(101_051), after(98_949)), (Some(ClockStep(1)), Some(ClockStep(-1))));
     }
 
     #[test]

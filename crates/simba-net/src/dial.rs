@@ -28,6 +28,8 @@ const UNCONFIRMED: Duration = Duration::from_secs(10);
 /// or an equal share of `limit` if that is less. The first address that answers is used. An address that does not
 /// answer does not prevent the others from being tried.
 ///
+/// `limit` covers everything: the name lookup and all addresses.
+///
 /// # Errors
 ///
 /// Fails if the host cannot be resolved, or if no address answers in time. If all addresses refuse the connection, the
@@ -35,7 +37,8 @@ const UNCONFIRMED: Duration = Duration::from_secs(10);
 ///
 /// # Cancel safety
 ///
-/// A dropped call leaves no connection behind.
+/// A dropped call, and one whose limit has passed, leaves no connection behind. Its name lookup continues in a thread for
+/// blocking calls until the system's resolver answers; the result is discarded.
 pub async fn dial(host: &str, port: u16, limit: Duration, clock: &dyn Clock) -> io::Result<TcpStream> {
     let connecting = async {
         let addresses: Vec<_> = lookup_host((host, port)).await?.collect();

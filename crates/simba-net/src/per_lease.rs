@@ -11,6 +11,12 @@ use crate::error::closed;
 const MAX_IDLE: usize = 8;
 
 /// Keeps one `T` for each length of lease: a session with the store has one length, and contenders share it.
+///
+/// - Lengths are compared in whole milliseconds.
+/// - A `T` has a user while another `Arc` of it exists. One without a user is kept, since the next contender often has
+///   the same length. All of them are dropped by the [`get`](Self::get) of a new length that finds eight lengths or more.
+/// - All calls share one lock. `start` runs under it, and so does the drop of a `T` without a user: neither may block, or
+///   call this `PerLease`.
 pub struct PerLease<T> {
     /// By the length in milliseconds; `None` once closed.
     all: Mutex<Option<HashMap<u128, Arc<T>>>>,

@@ -234,7 +234,9 @@ impl<C: Connection> Supervised<C> {
             let (error, calls_wait) = match connect_any(connector, clock, first).await {
                 Ok((endpoint, connection)) => {
                     first = if retry.rotate { endpoint + 1 } else { endpoint };
-                    let (began, error) = (clock.now(), self.serve(connector, &connection).await);
+                    self.set(State::Up(connection.clone()));
+                    let (began, error) = (clock.now(), connector.serve(&connection).await);
+                    tracing::debug!(%error, "the connection ended");
                     let was_usable = connector.was_usable(&connection);
                     if was_usable && clock.now() - began >= retry.stable_after {
                         self.set(State::Connecting);
@@ -252,17 +254,6 @@ impl<C: Connection> Supervised<C> {
             self.set(if calls_wait { State::Connecting } else { State::Failing(error.clone()) });
             within(clock, pause, connector.pause(&error)).await;
         }
-    }
-
-    /// Publishes a connection and runs it until it ends. Returns why it ended.
-    async fn serve<K>(&self, connector: &mut K, connection: &C) -> Error
-    where
-        K: Connector<Connection = C>,
-    {
-        self.set(State::Up(connection.clone()));
-        let error = connector.serve(connection).await;
-        tracing::debug!(%error, "the connection ended");
-        error
     }
 
     /// Sets the state, unless the handle is closed.
@@ -310,6 +301,10 @@ async fn connect_any<K: Connector>(
 ///
 /// A half-open connection reports no error by itself: without pings, a session that waits for messages would wait for
 /// ever.
+///
+/// # Cancel safety
+///
+/// Dropping it drops a ping in progress. A new call begins with a whole interval.
 pub async fn ping_until_silent<F>(
     clock: &dyn Clock,
     interval: Duration,
@@ -382,6 +377,8 @@ mod tests {
         tried: Arc<Mutex<Vec<usize>>>,
         max_pause: Option<Duration>,
         paused_for: Arc<Mutex<Vec<ErrorKind>>>,
+        /// Ends a pause.
+        resume: Arc<Notify>,
     }
 
     #[derive(Clone, Copy)]
@@ -447,7 +444,7 @@ mod tests {
 
         async fn pause(&mut self, error: &Error) {
             self.paused_for.lock().unwrap_or_else(PoisonError::into_inner).push(error.kind());
-            std::future::pending().await
+            self.resume.notified().await;
         }
     }
 
@@ -619,6 +616,58 @@ mod tests {
         let supervised = Supervised::<Line>::new();
         assert!(supervised.run(&mut endpoints, &clock, Retry::default()).now_or_never().is_none());
         assert_eq!(supervised.connection().await.unwrap_err().kind(), ErrorKind::Closed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn close_ends_an_attempt_a_connection_and_a_pause_at_once() {
+        for outcome in [Outcome::Hangs, Outcome::Accepts, Outcome::Refuses(ErrorKind::Unavailable)] {
+            let (clock, supervised) = (TokioClock::new(), Supervised::new());
+            let mut endpoints = Endpoints::new(&[outcome]);
+            let tried = Arc::clone(&endpoints.tried);
+            let closing = async {
+                // Shorter than the limit of an attempt, and than the first pause.
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                assert_eq!(supervised.current().is_some(), matches!(outcome, Outcome::Accepts));
+                supervised.close();
+                tokio::time::Instant::now()
+            };
+            let run = supervised.run(&mut endpoints, &clock, Retry::default());
+            let both = tokio::time::timeout(LIMIT, async { tokio::join!(closing, run) });
+            let (closed, ()) = both.await.expect("the supervisor ends");
+            assert_eq!((closed.elapsed(), tried.lock().unwrap().len()), (Duration::ZERO, 1));
+            assert!(supervised.current().is_none());
+            assert_eq!(supervised.connection().await.unwrap_err().kind(), ErrorKind::Closed);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_after_a_permanent_error_have_a_minimum() {
+        let pause = Duration::from_millis(1);
+        let retry = Retry { first_pause: pause, max_pause: pause, ..Retry::default() };
+        for (kind, wanted) in [(ErrorKind::Denied, 20..=21), (ErrorKind::Unavailable, 1_000..=100_000)] {
+            supervised(&[Outcome::Refuses(kind)], retry, async |_, all| {
+                tokio::time::sleep(retry.permanent_pause * 20).await;
+                let attempts = tried(&all).len();
+                assert!(wanted.contains(&attempts), "{attempts} attempts in 20 pauses after {kind:?}");
+            })
+            .await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connector_can_end_a_pause() {
+        let hour = Duration::from_secs(3_600);
+        let retry = Retry { first_pause: hour, max_pause: hour, ..Retry::default() };
+        let (clock, supervised) = (TokioClock::new(), Supervised::<Line>::new());
+        let mut endpoints = Endpoints::new(&[Outcome::Refuses(ErrorKind::Unavailable)]);
+        let (tried, resume) = (Arc::clone(&endpoints.tried), Arc::clone(&endpoints.resume));
+        let began = tokio::time::Instant::now();
+        let mut run = std::pin::pin!(supervised.run(&mut endpoints, &clock, retry));
+        for attempts in 1..=3 {
+            assert!(run.as_mut().now_or_never().is_none());
+            assert_eq!((tried.lock().unwrap().len(), began.elapsed()), (attempts, Duration::ZERO));
+            resume.notify_one();
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -23,11 +23,15 @@ impl Failure {
         if status.source().is_some() { Self::Lost(status) } else { Self::Refused(status) }
     }
 
-    /// Returns whether the servers may have executed the call, or may execute it later: the connection broke, or the
-    /// member timed out on the rest of the cluster.
+    /// Returns whether the servers may have executed the call, or may execute it later: the connection broke, the member
+    /// timed out on the rest of the cluster, or the store is full. Servers execute the transaction that fills the store,
+    /// and answer it like those that they refuse after it.
     pub(crate) fn is_ambiguous(&self) -> bool {
         match self {
             Self::Lost(_) => true,
+            Self::Refused(status) if status.code() == Code::ResourceExhausted => {
+                status.message().contains("space")
+            }
             Self::Refused(status) => matches!(
                 status.code(),
                 Code::Unavailable
@@ -89,9 +93,13 @@ mod tests {
     }
 
     #[test]
-    fn the_outcome_of_a_request_that_timed_out_on_the_servers_is_unknown() {
+    fn the_outcome_of_a_request_that_timed_out_or_filled_the_store_is_unknown() {
         assert!(Failure::of(Status::unavailable("etcdserver: request timed out")).is_ambiguous());
         assert!(Failure::of(Status::unavailable("etcdserver: leader changed")).is_ambiguous());
+        // A transaction that crosses the quota is executed.
+        let full = Status::resource_exhausted("etcdserver: mvcc: database space exceeded");
+        assert!(Failure::of(full).is_ambiguous());
+        assert!(!Failure::of(Status::resource_exhausted("etcdserver: too many requests")).is_ambiguous());
         assert!(!Failure::of(Status::permission_denied("etcdserver: permission denied")).is_ambiguous());
         assert!(!Failure::of(Status::not_found("etcdserver: requested lease not found")).is_ambiguous());
     }

@@ -197,15 +197,13 @@ impl Client {
 
     /// Extends a lease to its whole length; `None` if the lease has ended.
     pub(crate) async fn keep_alive(&self, id: i64) -> Result<Option<KeptAlive>, Failure> {
-        let connection = self.connection().await?;
-        self.shared.liveness.sent(self.now());
-        let kept = async {
+        let renew = |connection: Connection| async move {
             let once = stream::iter([LeaseRequest { id }]);
             let mut answers = connection.stream("/etcdserverpb.Lease/LeaseKeepAlive", once).await?;
             let answer: Option<LeaseResponse> = answers.message().await.map_err(Failure::of)?;
             answer.ok_or_else(|| Failure::of(tonic::Status::unavailable("no answer to a keep-alive")))
         };
-        let kept = self.record(&connection, kept.await)?;
+        let kept = self.with_login(renew).await?;
         let term = Term::of(kept.header.as_ref());
         Ok((kept.ttl > 0).then(|| KeptAlive { ttl: whole_seconds(kept.ttl), term }))
     }
@@ -242,10 +240,22 @@ impl Client {
         Q: prost::Message + Clone + 'static,
         A: prost::Message + Default + 'static,
     {
+        let send = |connection: Connection| {
+            let request = request.clone();
+            async move { connection.unary(path, request).await }
+        };
+        self.with_login(send).await
+    }
+
+    /// Sends a request, and once more after another login if the server rejected the token.
+    async fn with_login<A, F>(&self, send: impl Fn(Connection) -> F) -> Result<A, Failure>
+    where
+        F: Future<Output = Result<A, Failure>>,
+    {
         let connection = self.connection().await?;
         let token = connection.token();
         self.shared.liveness.sent(self.now());
-        let answer = connection.unary(path, request.clone()).await;
+        let answer = send(connection.clone()).await;
         if !answer.as_ref().is_err_and(Failure::is_logged_out) {
             return self.record(&connection, answer);
         }
@@ -254,7 +264,8 @@ impl Client {
         let _ = self.runtime.spawn(async move { shared.log_in_again(connection, token).await }).await;
         let connection = self.connection().await?;
         self.shared.liveness.sent(self.now());
-        self.record(&connection, connection.unary(path, request).await)
+        let answer = send(connection.clone()).await;
+        self.record(&connection, answer)
     }
 
     /// Records an answer: the server is alive, or the connection has to be replaced.
@@ -342,14 +353,4 @@ pub(crate) async fn wait_for<T>(outcome: &mut oneshot::Receiver<Result<T, Failur
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_an_answer_of_the_same_member_in_the_same_term_confirms() {
-        let term = |member_id, raft_term| Term::of(Some(&Header { member_id, revision: 1, raft_term }));
-        assert!(term(1, 7).confirms(term(1, 7)));
-        assert!(!term(1, 8).confirms(term(1, 7)) && !term(2, 7).confirms(term(1, 7)));
-        assert!(!Term::of(None).confirms(Term::of(None)));
-    }
-}
+mod tests;

@@ -7,7 +7,8 @@
 //! | event | what happens to a call |
 //! |---|---|
 //! | its future is dropped before it was sent | it is removed before the drop returns, and is never sent |
-//! | its future is dropped after it was sent | it stays in its request; the answer is discarded |
+//! | its future is dropped after it was sent with others | it stays in its request; the answer is discarded |
+//! | its future is dropped after it was sent from its caller's task | [`SendBatch::send`] is dropped too: the outcome is unknown |
 //! | its request takes longer than the limit | it fails with [`ErrorKind::Unavailable`](simba_core::ErrorKind) |
 //! | it was sent from its caller's task, and nothing polls its future any more | it holds up others until the limit has passed, as a request without an answer does |
 //! | its request fails as a whole | it fails, or waits again and is sent alone if the [`SendBatch`] says so |
@@ -38,7 +39,8 @@ use crate::error::{closed, timed_out};
 /// # For implementors
 ///
 /// [`send`](Self::send) writes the request to the connection when it is first polled, so that a call that is made later
-/// is sent later. It may be dropped at any await point, when the limit has passed.
+/// is sent later. It may be dropped at any await point: when the limit has passed, when [`Batcher::run`] is dropped, and for
+/// a call that was sent from its caller's task, with its caller.
 pub trait SendBatch: Sync {
     /// One call.
     type Call: Send + Sync;
@@ -79,9 +81,9 @@ impl From<Error> for BatchError {
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::exhaustive_structs)]
 pub struct BatchLimits {
-    /// The largest number of calls in one request.
+    /// The largest number of calls in one request; at least one.
     pub calls: usize,
-    /// The largest number of requests in flight.
+    /// The largest number of requests in flight; at least one.
     pub in_flight: usize,
     /// The longest time that a request may take.
     pub time: Duration,
@@ -128,6 +130,9 @@ impl<C: Send + Sync, A: Send> Batcher<C, A> {
     /// Creates a batcher without calls. [`run`](Self::run) has to be polled for calls to be sent together.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>, limits: BatchLimits) -> Self {
+        // With zero calls, empty requests would be sent again and again; with zero requests, none.
+        let (calls, in_flight) = (limits.calls.max(1), limits.in_flight.max(1));
+        let limits = BatchLimits { calls, in_flight, ..limits };
         let state = State { next: 0, waiting: VecDeque::new(), in_flight: Vec::new(), closed: None };
         Self { limits, clock, state: Mutex::new(state), wakeup: Notify::new() }
     }

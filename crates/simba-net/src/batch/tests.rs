@@ -41,6 +41,28 @@ impl SendBatch for Server {
     }
 }
 
+/// A server that answers each request at once, by the number of its calls.
+struct Immediate {
+    requests: AtomicUsize,
+    reply: fn(usize) -> Result<Answers<u32>, BatchError>,
+}
+
+impl Immediate {
+    fn new(reply: fn(usize) -> Result<Answers<u32>, BatchError>) -> Self {
+        Self { requests: AtomicUsize::new(0), reply }
+    }
+}
+
+impl SendBatch for Immediate {
+    type Call = u32;
+    type Answer = u32;
+
+    async fn send(&self, calls: &[u32]) -> Result<Answers<u32>, BatchError> {
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        (self.reply)(calls.len())
+    }
+}
+
 fn batcher(limits: BatchLimits) -> Batcher<u32, u32> {
     Batcher::new(Arc::new(TokioClock::new()), limits)
 }
@@ -211,6 +233,98 @@ async fn calls_of_a_dropped_runner_fail_and_the_next_runner_sends() {
     assert_eq!(second.await.unwrap_err().kind(), ErrorKind::Closed);
     server.permits.add_permits(1);
     assert_eq!(batcher.call(&server, 3).await.unwrap(), 30, "no request is in flight any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_not_sent_yet_waits_for_the_next_runner() {
+    let (batcher, server) = (batcher(LIMITS), Server::new(0));
+    let mut first = Box::pin(batcher.call(&server, 1));
+    let mut second = Box::pin(batcher.call(&server, 2));
+    assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
+    assert!(batcher.run(&server).now_or_never().is_none(), "one request is in flight already");
+    server.permits.add_permits(2);
+    assert_eq!(first.await.unwrap(), 10);
+    assert!(second.as_mut().now_or_never().is_none() && server.requests() == [[1]], "no runner");
+    tokio::select! {
+        () = batcher.run(&server) => {}
+        answer = second => assert_eq!(answer.unwrap(), 20),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_with_another_number_of_answers_fails_all_its_calls() {
+    for reply in [
+        |_| Ok(vec![]),
+        |calls| Ok((1..calls).map(|_| Ok(7)).collect()),
+        |calls| Ok((0..=calls).map(|_| Ok(7)).collect()),
+    ] as [fn(usize) -> _; 3]
+    {
+        let (batcher, server) = (batcher(LIMITS), Immediate::new(reply));
+        assert_eq!(batcher.call(&server, 1).await.unwrap_err().kind(), ErrorKind::Protocol);
+        let (two, three) = (batcher.call_batched(2), batcher.call_batched(3));
+        let outcomes = tokio::select! {
+            () = batcher.run(&server) => unreachable!("it never ends"),
+            (two, three) = async { tokio::join!(two, three) } => [two, three],
+        };
+        assert!(outcomes.into_iter().all(|outcome| outcome.unwrap_err().kind() == ErrorKind::Protocol));
+        assert_eq!(server.requests.load(Ordering::SeqCst), 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_a_failed_request_fail_and_are_not_sent_again() {
+    let denied = |_| Err(Error::new(ErrorKind::Denied, "no permission").into());
+    let (batcher, server) = (batcher(LIMITS), Immediate::new(denied));
+    let (one, two) = (batcher.call_batched(1), batcher.call_batched(2));
+    let mut run = std::pin::pin!(batcher.run(&server));
+    settle(run.as_mut()).await;
+    for outcome in [one.await, two.await] {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Denied);
+    }
+    settle(run.as_mut()).await;
+    assert_eq!(server.requests.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_many_requests_are_in_flight_as_the_limit_allows() {
+    let (batcher, server) = (batcher(BatchLimits { calls: 2, in_flight: 2, ..LIMITS }), Server::new(0));
+    let calls: Vec<_> = (1..=7).map(|call| batcher.call_batched(call)).collect();
+    let mut run = std::pin::pin!(batcher.run(&server));
+    settle(run.as_mut()).await;
+    assert_eq!(server.requests(), [[1, 2], [3, 4]]);
+    server.permits.add_permits(1);
+    settle(run.as_mut()).await;
+    assert_eq!(server.requests(), [[1, 2], [3, 4], [5, 6]]);
+    server.permits.add_permits(3);
+    settle(run.as_mut()).await;
+    for (call, wanted) in calls.into_iter().zip([10, 20, 30, 40, 50, 60, 70]) {
+        assert_eq!(call.now_or_never().unwrap().unwrap(), wanted);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_of_zero_count_as_one() {
+    let limits = BatchLimits { calls: 0, in_flight: 0, ..LIMITS };
+    // One permit: an empty request would use it.
+    let (batcher, server) = (batcher(limits), Server::new(1));
+    let call = tokio::time::timeout(LIMITS.time, batcher.call_batched(7));
+    tokio::select! {
+        () = batcher.run(&server) => {}
+        answer = call => assert_eq!(answer.expect("it is sent").unwrap(), 70),
+    }
+    assert_eq!(server.requests(), [[7]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batched_call_that_is_dropped_before_its_first_poll_is_never_sent() {
+    let (batcher, server) = (batcher(LIMITS), Server::new(2));
+    let (dropped, kept) = (batcher.call_batched(1), batcher.call_batched(2));
+    drop(dropped);
+    tokio::select! {
+        () = batcher.run(&server) => {}
+        answer = kept => assert_eq!(answer.unwrap(), 20),
+    }
+    assert_eq!(server.requests(), [[2]]);
 }
 
 #[tokio::test(start_paused = true)]

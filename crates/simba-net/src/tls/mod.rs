@@ -6,7 +6,6 @@ mod verifier;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::crypto::CryptoProvider;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use simba_core::spi::ConnectUrl;
@@ -135,6 +134,9 @@ impl Tls {
 
     /// Returns these settings as a configuration for rustls.
     ///
+    /// Reads the files in every call. A backend that calls this for every connection uses certificates and keys that were
+    /// replaced from its next connection on, without a restart.
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::Config`] if a file cannot be read or has the wrong content. The message names the file.
@@ -151,7 +153,8 @@ impl Tls {
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
             }
             Verify::Nothing => {
-                builder.dangerous().with_custom_certificate_verifier(any_certificate(provider))
+                let verifier = Arc::new(AnyCertificate::new(provider));
+                builder.dangerous().with_custom_certificate_verifier(verifier)
             }
         };
         let config = match &self.identity {
@@ -182,10 +185,6 @@ impl Tls {
         }
         Ok(Arc::new(roots))
     }
-}
-
-fn any_certificate(provider: Arc<CryptoProvider>) -> Arc<AnyCertificate> {
-    Arc::new(AnyCertificate::new(provider))
 }
 
 fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {

@@ -125,6 +125,39 @@ async fn a_dropped_session_leaves_no_entry() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_late_creation_that_a_failed_release_found_is_deleted_with_its_session() {
+    for fault in [Fault::Refused, Fault::Unanswered] {
+        let store = Store::new();
+        store.state().delay = Duration::from_secs(1);
+        let mut a = store.session("a", Intent::Queue);
+        assert!(a.contend(Prior::Nothing).now_or_never().is_none(), "its creation is under way");
+        tokio::task::yield_now().await;
+        // The next request is the deletion.
+        store.fail_next(fault);
+        assert!(a.release(Holding::Unknown).await.is_err());
+        drop(a);
+        store.pass(Duration::from_secs(3)).await;
+        assert_eq!((store.owners(), store.state().created), (Vec::new(), 1), "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_contends_and_is_dropped_after_a_dropped_release_leaves_no_entry() {
+    let store = Store::new();
+    let mut a = store.session("a", Intent::Queue);
+    let first = ours(&mut a, Prior::Nothing).await;
+    store.state().delay = Duration::from_secs(1);
+    // Executed later.
+    assert!(a.release(Holding::Unknown).now_or_never().is_none());
+    let second = ours(&mut a, Prior::Unknown).await;
+    assert!(second.token > first.token, "the entry is not used again");
+    assert_eq!(store.owners(), ["a"]);
+    drop(a);
+    store.pass(Duration::from_secs(3)).await;
+    assert!(store.owners().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_entry_of_a_lapsed_tenure_is_given_up_behind_the_waiters() {
     let store = Store::new();
     let [mut a, mut b] = ["a", "b"].map(|id| store.session(id, Intent::Queue));
@@ -188,6 +221,68 @@ async fn a_try_never_stays_in_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_try_whose_leave_fails_does_not_use_its_entry_again() {
+    for fault in [Fault::Refused, Fault::Unanswered] {
+        let store = Store::new();
+        let mut tries = store.session("tries", Intent::Try);
+        store.state().rival = Some(ContenderId::foreign("rival").unwrap());
+        store.state().delay = Duration::from_millis(10);
+        // The third request, after the creation and a read, is the deletion.
+        let fails = async {
+            tokio::time::sleep(Duration::from_millis(15)).await;
+            store.fail_next(fault);
+        };
+        let (answer, ()) = tokio::join!(tries.contend(Prior::Nothing), fails);
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::Unavailable);
+        let left = token(store.state().created);
+        store.evict();
+        // The entry that was left may be the first until the background has deleted it.
+        let _ = tries.contend(Prior::Unknown).await.unwrap();
+        store.pass(Duration::from_secs(1)).await;
+        assert!(ours(&mut tries, Prior::Unknown).await.token > Some(left), "{fault:?}");
+        assert_eq!(store.owners(), ["tries"], "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_predecessor_ends_before_it_is_watched_acquires_in_the_same_call() {
+    let store = Store::new();
+    let [mut a, mut b] = ["a", "b"].map(|id| store.session(id, Intent::Queue));
+    ours(&mut a, Prior::Nothing).await;
+    store.state().delay = Duration::from_millis(10);
+    // After the creation and the read of the position, and before the watch.
+    let evicted = async {
+        tokio::time::sleep(Duration::from_millis(25)).await;
+        store.evict();
+    };
+    let (owned, ()) = tokio::join!(ours(&mut b, Prior::Nothing), evicted);
+    assert_eq!((owned.owner.as_str(), store.owners()), ("b", vec!["b".into()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_watch_fails_keeps_its_entry_and_watches_in_the_next_call() {
+    for fault in [Fault::Refused, Fault::Unanswered] {
+        let store = Store::new();
+        let [mut a, mut b] = ["a", "b"].map(|id| store.session(id, Intent::Queue));
+        ours(&mut a, Prior::Nothing).await;
+        store.state().delay = Duration::from_millis(10);
+        // The third request, after the creation and a read, is the watch.
+        let fails = async {
+            tokio::time::sleep(Duration::from_millis(15)).await;
+            store.fail_next(fault);
+        };
+        let (answer, ()) = tokio::join!(b.contend(Prior::Nothing), fails);
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(held_by(&mut b, Prior::Unknown).await, "a");
+        assert_eq!((store.owners(), store.state().created), (vec!["a".into(), "b".into()], 2), "{fault:?}");
+        assert!(!is_pending(&mut b) && is_pending(&mut b), "the first hint comes once");
+        store.evict();
+        assert!(!is_pending(&mut b));
+        ours(&mut b, Prior::Nothing).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_duplicate_of_the_holder_neither_queues_nor_acquires() {
     let store = Store::new();
     let [mut holder, mut duplicate] = ["same", "same"].map(|id| store.session(id, Intent::Queue));
@@ -242,6 +337,30 @@ async fn a_holder_gets_a_hint_when_its_entry_is_deleted_and_acquires_with_a_grea
     store.evict();
     a.changed().await.unwrap();
     assert!(ours(&mut a, Prior::Held).await.token > lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reconnect_is_a_hint_for_waiters_observers_and_holders() {
+    let store = Store::new();
+    let [mut a, mut b] = ["a", "b"].map(|id| store.session(id, Intent::Queue));
+    let mut observer = store.session("o", Intent::Observe);
+    ours(&mut a, Prior::Nothing).await;
+    held_by(&mut b, Prior::Nothing).await;
+    inspected(&mut observer).await;
+    for waits in [&mut b, &mut observer] {
+        assert!(!is_pending(waits) && is_pending(waits), "the first hint comes once");
+    }
+    // Nothing awaits the watch of the holder yet.
+    assert!(is_pending(&mut a));
+    store.wakeups.notify_all();
+    for session in [&mut a, &mut b, &mut observer] {
+        assert!(!is_pending(session));
+    }
+    // Nothing has changed: a waiter is not woken before the next reconnect.
+    assert_eq!(held_by(&mut b, Prior::Nothing).await, "a");
+    assert!(is_pending(&mut b));
+    store.wakeups.notify_all();
+    assert!(!is_pending(&mut b));
 }
 
 #[tokio::test(start_paused = true)]
