@@ -26,15 +26,15 @@ struct Pause {
 static PAUSES: Mutex<Vec<Pause>> = Mutex::new(Vec::new());
 
 /// Makes every failing test of this process print the data to judge the failure: the engine's log with the time of
-/// each acquisition, renewal, failed call and loss, the load of the machine, and the times in which this process did
-/// not run.
+/// each acquisition, renewal, failed call and loss, the load of the machine, the processor time that its hypervisor gave
+/// to others, and the times in which this process did not run.
 ///
 /// The suite calls it for its own tests. Call it in other tests that depend on real time. Repeated calls do nothing; an
 /// existing subscriber stays.
 pub fn explain_failures() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let began = Instant::now();
+        let (began, stolen) = (Instant::now(), stolen_ticks());
         let log = fmt::layer().with_test_writer().with_ansi(false).with_timer(fmt::time::uptime());
         let ours = Targets::new().with_target("simba", LevelFilter::TRACE);
         // A test program may have its own subscriber.
@@ -43,7 +43,7 @@ pub fn explain_failures() {
         let default = panic::take_hook();
         panic::set_hook(Box::new(move |panic| {
             default(panic);
-            print(began, watch.is_ok());
+            print(began, stolen, watch.is_ok());
         }));
     });
 }
@@ -63,7 +63,7 @@ fn watch(began: Instant) {
 
 /// Prints to stderr, which the test runner captures and shows for failing tests.
 #[allow(clippy::print_stderr)]
-fn print(began: Instant, watched: bool) {
+fn print(began: Instant, stolen: Option<u64>, watched: bool) {
     let pauses = PAUSES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut report = format!("failed at {:.3} s; ", began.elapsed().as_secs_f64());
     match pauses.as_slice() {
@@ -81,5 +81,17 @@ fn print(began: Instant, watched: bool) {
         let text = std::fs::read_to_string(file).unwrap_or_default();
         let _ = write!(report, "; {name}: {}", text.lines().next().unwrap_or("unknown"));
     }
+    match (stolen, stolen_ticks()) {
+        (Some(before), Some(now)) => {
+            let _ = write!(report, "; stolen by the hypervisor: {} ms", now.saturating_sub(before) * 10);
+        }
+        _ => report.push_str("; stolen by the hypervisor: unknown"),
+    }
     eprintln!("{report}");
+}
+
+/// Returns the processor time, in hundredths of a second, that the hypervisor has given to other machines.
+fn stolen_ticks() -> Option<u64> {
+    // cpu user nice system idle iowait irq softirq steal
+    std::fs::read_to_string("/proc/stat").ok()?.split_whitespace().nth(8)?.parse().ok()
 }
