@@ -382,10 +382,24 @@ async fn no_notification_is_sent_to_a_waiter_that_cannot_listen() {
 /// A notification takes a lock that the whole server shares. Another program holds it while it waits for a standby.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_needs_no_lock_that_another_program_holds() {
+    releases_need_no_lock_that_another_program_holds("pooler=auto").await;
+}
+
+/// Behind a pooler one statement is in flight at a time, and the session has no `lock_timeout`.
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_a_pooler_no_lock_that_another_program_holds_delays_a_renewal() {
+    releases_need_no_lock_that_another_program_holds("pooler=true").await;
+}
+
+/// Releases mutexes with waiters and renews another one, over a handle with these keys.
+async fn releases_need_no_lock_that_another_program_holds(keys: &str) {
     let private = Private::start(Setup::postgres()).await;
     let admin = private.store.admin().await;
     admin.batch_execute(&format!("ALTER ROLE {USER} SET synchronous_commit = local")).await.unwrap();
-    let (holding, waiting) = (private.store.backend().await, private.store.backend().await);
+    let (holding, waiting) =
+        (private.store.clone().with_keys(keys).backend().await, private.store.backend().await);
+    let mut renewed = open(&holding, &name("renewed")).await;
+    take(&mut *renewed).await;
     let (mut holders, mut waiters) = (Vec::new(), Vec::new());
     for _ in 0..8 {
         let mutex = name("standby");
@@ -413,6 +427,12 @@ async fn a_release_needs_no_lock_that_another_program_holds() {
     let released = holders.iter_mut().map(|(holder, token)| holder.release(Holding::Under(*token)));
     for released in soon("all releases", futures_util::future::join_all(released)).await {
         released.expect("broken: a release needs no notification");
+    }
+    // The background tasks that notify the waiters run meanwhile.
+    for _ in 0..20 {
+        let renewal = soon("a renewal", renewed.contend(Prior::Held)).await;
+        assert!(matches!(renewal.expect("broken: a renewal is answered"), Answer::Ours(_)));
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     admin.execute("SELECT pg_cancel_backend($1)", &[&stuck]).await.unwrap();
     soon("the other program continues", notifying).await.unwrap().unwrap();
