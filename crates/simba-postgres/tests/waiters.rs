@@ -11,7 +11,8 @@ use std::time::Duration;
 use common::{
     PASSWORD, Private, SCHEMA, Store, USER, alter_system, lock_row, name, open, open_as, soon, take, until,
 };
-use simba_core::spi::{Answer, Backend, Holding, Intent, Prior};
+use simba_core::operate::{EvictIf, Eviction};
+use simba_core::spi::{Answer, Backend, Holding, Intent, Operate as _, Prior};
 use simba_core::{Contention, Guard, Lease, MutexName, Observer, Simba, View};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::Setup;
@@ -337,6 +338,22 @@ async fn a_full_notify_queue_fails_no_release() {
     soon("a waiter leaves", another.stop()).await.unwrap();
     soon("a stop", waiting.stop()).await.unwrap();
     assert!(soon("a try", simba.locker(mutex).try_lock()).await.unwrap().is_some());
+}
+
+/// The mutex is free when the notification is refused: the next waiter is notified in the background.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_eviction_that_cannot_notify_the_next_waiter_is_reported_as_freed() {
+    let private = Private::start(Setup::postgres()).await;
+    // The code of a lock that another transaction holds.
+    break_notifications(&private, "55P03").await;
+    let (backend, mutex) = (private.store.backend().await, name("evicted"));
+    let (mut holder, mut waiter) = (open(&backend, &mutex).await, open(&backend, &mutex).await);
+    take(&mut *holder).await;
+    assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+    let evicted = soon("an eviction", backend.evict(&mutex, EvictIf::Any)).await;
+    let evicted = evicted.expect("broken: an eviction needs no notification");
+    assert!(matches!(evicted, Eviction::Freed { .. }), "{evicted:?}");
+    take(&mut *waiter).await;
 }
 
 /// Two statements are sent alone, the third one is sent as a batch of one.
