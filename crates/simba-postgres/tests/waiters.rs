@@ -224,7 +224,7 @@ async fn a_waiter_is_not_skipped_while_its_wakeup_connection_is_down() {
     soon("the first waiter acquires first", waiting[0].acquired()).await.unwrap();
 }
 
-/// The connection for wakeups does not break when the commands move to another server: the old one is only read-only.
+/// No connection breaks when a server becomes read-only: the commands move to another server, and the wakeups follow.
 #[tokio::test(flavor = "multi_thread")]
 async fn wakeups_follow_the_commands_to_another_server() {
     let (old, new) = (Private::start(Setup::postgres()).await, Private::start(Setup::postgres()).await);
@@ -244,11 +244,7 @@ async fn wakeups_follow_the_commands_to_another_server() {
         (guard, waiting)
     };
     let (_guard, _waiting) = wait_on(&old.store).await;
-    let admin = old.store.admin().await;
-    alter_system(&admin, "default_transaction_read_only", "on").await;
-    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-               WHERE usename = $1 AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')";
-    assert_eq!(admin.query_one(cut, &[&USER]).await.unwrap().get::<_, i64>(0), 1, "the commands are cut");
+    alter_system(&old.store.admin().await, "default_transaction_read_only", "on").await;
     let (guard, waiting) = wait_on(&new.store).await;
     soon("a release", guard.release()).await.unwrap();
     soon("the waiter is notified by the new server", waiting.acquired()).await.unwrap();
