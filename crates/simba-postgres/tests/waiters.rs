@@ -16,6 +16,7 @@ use simba_core::spi::{Answer, Backend, Holding, Intent, Operate as _, Prior};
 use simba_core::{Contention, Guard, Lease, MutexName, Observer, Simba, View};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::Setup;
+use simba_tck::FaultProxy;
 
 /// Returns a lease whose ttl, poll interval and queue entry outlast every test.
 fn long() -> Lease {
@@ -250,6 +251,48 @@ async fn wakeups_follow_the_commands_to_another_server() {
     soon("the waiter is notified by the new server", waiting.acquired()).await.unwrap();
 }
 
+/// A busy machine can deliver the notification that a handle sends to itself too late.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_notification_that_does_not_arrive_shows_no_pooler() {
+    let private = Private::start(Setup::postgres()).await;
+    let lose_first = "IF nextval('replacement.calls') > 1 THEN PERFORM pg_catalog.pg_notify($1, $2); END IF;";
+    replace_notify(&private, lose_first).await;
+    let store = private.store.clone().with_keys("pooler=auto&statement_timeout=20s");
+    let (backend, _proxy) = store.proxied().await;
+    let simba = Simba::builder(Arc::new(backend) as Arc<dyn Backend>).with_lease(long()).build();
+    let mutex = name("echo");
+    let _guard = soon("a lock", simba.locker(mutex.clone()).lock()).await.unwrap();
+    let waiting = simba.contend(mutex.clone());
+    waiting.start().unwrap();
+    subscribed(&store, &mutex, 1).await;
+}
+
+/// The handle subscribes on a server that the commands leave before they send the notification that tests for a pooler.
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_that_move_during_the_test_for_a_pooler_show_no_pooler() {
+    let (old, new) = (Private::start(Setup::postgres()).await, Private::start(Setup::postgres()).await);
+    let (to_old, to_new) = (
+        FaultProxy::start(old.store.address()).await.unwrap(),
+        FaultProxy::start(new.store.address()).await.unwrap(),
+    );
+    let hosts = format!("{},{}", to_old.address(), to_new.address());
+    let url = format!("postgres://{USER}:{PASSWORD}@{hosts}/postgres?schema={SCHEMA}&pooler=auto");
+    let config = PostgresConfig::from_url(&url.parse().unwrap()).unwrap();
+    let limit = Duration::from_secs(20);
+    let config = config.with_connect_timeout(limit).with_statement_timeout(limit);
+    let mut subscribing = to_old.hold_next_request_with(&["LISTEN"]);
+    let backend = PostgresBackend::connect(config).await.unwrap();
+    soon("the handle subscribes", subscribing.caught()).await;
+    alter_system(&old.store.admin().await, "default_transaction_read_only", "on").await;
+    let simba = Simba::builder(Arc::new(backend) as Arc<dyn Backend>).with_lease(long()).build();
+    let mutex = name("moved");
+    let _guard = soon("a lock on the new server", simba.locker(mutex.clone()).lock()).await.unwrap();
+    subscribing.deliver();
+    let waiting = simba.contend(mutex.clone());
+    waiting.start().unwrap();
+    subscribed(&new.store, &mutex, 1).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_entry_of_a_waiter_that_cannot_subscribe_is_renewed() {
     let private = Private::start(Setup::postgres()).await;
@@ -298,14 +341,19 @@ async fn a_waiter_without_a_lock_is_not_skipped() {
     take(&mut *other).await;
 }
 
-/// Makes every notification of the user fail with this code: the replacement shadows the server's function.
+/// Makes every notification of the user fail with this code.
 async fn break_notifications(private: &Private, code: &str) {
+    let fail = "RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE =";
+    replace_notify(private, &format!("{fail} '{code}';")).await;
+}
+
+/// Replaces the notifications of the user: the replacement shadows the server's function.
+async fn replace_notify(private: &Private, body: &str) {
     let admin = private.store.admin().await;
     let replacement = format!(
-        "CREATE SCHEMA replacement; \
-         CREATE FUNCTION replacement.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS \
-         $$ BEGIN RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE = '{code}'; END $$; \
-         GRANT USAGE ON SCHEMA replacement TO {USER}; \
+        "CREATE SCHEMA replacement; CREATE SEQUENCE replacement.calls; \
+         CREATE FUNCTION replacement.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN {body} END $$; \
+         GRANT USAGE ON SCHEMA replacement TO {USER}; GRANT USAGE ON SEQUENCE replacement.calls TO {USER}; \
          ALTER ROLE {USER} SET search_path = replacement, pg_catalog"
     );
     admin.batch_execute(&replacement).await.unwrap();
