@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{
-    Delay, Private, Store, USER, lease, lock_row, lock_waits, long, name, open, open_as, sends_statement,
-    soon, take, until,
+    Delay, LONG_TIMEOUT, Private, Store, USER, lease, lock_row, lock_waits, long, name, open, open_as,
+    sends_statement, soon, take, until,
 };
 use simba_core::spi::{Answer, Backend, Holding, Intent, Operate, Prior};
 use simba_core::{Contention, FencingToken, Lease, Moment, MutexName, Simba, Tenure};
@@ -36,6 +36,11 @@ fn contend(simba: &Simba, mutex: &MutexName) -> Contention {
 
 async fn leads(contention: &Contention) -> Tenure {
     soon("a leader", contention.acquired()).await.unwrap()
+}
+
+/// Returns a lease that is renewed as often, and is not lost while the machine pauses.
+fn unpaused() -> Lease {
+    Lease::new(lease().ttl(), Duration::from_secs(30)).unwrap()
 }
 
 /// Checks for a duration that leaders keep their mutexes.
@@ -83,7 +88,7 @@ async fn a_crash_of_the_server_keeps_holders_and_waiters() {
 async fn row_17_a_take_without_a_reply_is_adopted() {
     let store = Store::shared();
     // One connection, and nothing else is sent on it while the take is held back.
-    let (backend, network) = store.clone().with_keys("pooler=false&ping=10min").proxied().await;
+    let (backend, network) = store.clone().with_keys("ping=10min").proxied().await;
     let one = Simba::builder(Arc::new(backend) as Arc<dyn Backend>).with_lease(long()).build();
     let two = simba(&store).await.with_lease(long());
     for _ in 0..rounds() {
@@ -109,7 +114,7 @@ async fn row_17_a_take_without_a_reply_is_adopted() {
 async fn row_15_after_a_cut_a_call_is_sent_with_the_fourth_request() {
     let store = Store::shared();
     // One connection, so that all requests are its own, and no pings.
-    let (backend, network) = store.clone().with_keys("pooler=false&ping=10min").proxied().await;
+    let (backend, network) = store.clone().with_keys("ping=10min").proxied().await;
     let (admin, mutex) = (store.admin().await, name("slow"));
     let mut session = open(&backend, &mutex).await;
     take(&mut *session).await;
@@ -141,7 +146,7 @@ async fn row_15_after_a_cut_a_call_is_sent_with_the_fourth_request() {
 async fn a_server_that_became_read_only_is_refused_for_reads() {
     let private = Private::start(Setup::postgres()).await;
     // One connection, so that all requests are its own, and no pings. A read may wait for it.
-    let keys = "pooler=false&ping=10min&statement_timeout=20s";
+    let keys = "ping=10min&statement_timeout=20s";
     let (backend, network) = private.store.clone().with_keys(keys).proxied().await;
     let (admin, mutex) = (private.store.admin().await, name("read-only"));
     backend.read(&mutex).await.unwrap();
@@ -193,12 +198,9 @@ async fn row_20_a_lost_subscription_costs_at_most_one_poll() {
     let admin = Arc::new(private.store.admin().await);
     // Only the poll explains a hand-over.
     let polled = long().with_poll(Duration::from_millis(400)).unwrap();
-    let one = Simba::builder(Arc::new(private.store.backend().await) as Arc<dyn Backend>)
-        .with_lease(polled)
-        .build();
-    let two = Simba::builder(Arc::new(private.store.backend().await) as Arc<dyn Backend>)
-        .with_lease(polled)
-        .build();
+    // No ping: only the cuts end a connection.
+    let store = private.store.clone().with_keys("ping=10min");
+    let (one, two) = (simba(&store).await.with_lease(polled), simba(&store).await.with_lease(polled));
     let cutting = Arc::new(AtomicBool::new(true));
     let (cutter, go_on) = (Arc::clone(&admin), Arc::clone(&cutting));
     let cuts = tokio::spawn(async move {
@@ -272,9 +274,11 @@ async fn row_37_a_stuck_transaction_blocks_its_own_mutex_only() {
     let store = Store::shared();
     let lease = Lease::new(Duration::from_secs(3), Duration::from_secs(3)).unwrap();
     let stuck = name("row-37-stuck");
-    let backend = store.clone().with_keys(&format!("application_name={stuck}")).backend().await;
-    let simba = Simba::builder(Arc::new(backend) as Arc<dyn Backend>).with_lease(lease).build();
-    let leaders: Vec<_> = (0..50).map(|n| contend(&simba, &name(&format!("row-37-{n}")))).collect();
+    let keys = format!("application_name={stuck}&lock_timeout=100ms");
+    let simba = simba(&store.clone().with_keys(&keys)).await.with_lease(lease);
+    // Not lost while the machine pauses.
+    let others = simba.with_lease(Lease::new(Duration::from_secs(3), Duration::from_secs(27)).unwrap());
+    let leaders: Vec<_> = (0..50).map(|n| contend(&others, &name(&format!("row-37-{n}")))).collect();
     let mut leaders = Recorded::of(&leaders).await;
     let holder = contend(&simba, &stuck);
     let lost = leads(&holder).await;
@@ -296,6 +300,11 @@ async fn row_37_a_stuck_transaction_blocks_its_own_mutex_only() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(reported, "the error says that the row is locked");
+    until("each other leader renews while the row is locked", || {
+        leaders.iter_mut().for_each(|leader| leader.check(begun));
+        leaders.iter().all(|leader| leader.renewals.len() > 1)
+    })
+    .await;
     locked_row.rollback().await.unwrap();
     let leads_again = || holder.is_owner() || waiting.iter().any(Contention::is_owner);
     until("the stuck mutex has a leader again", leads_again).await;
@@ -304,8 +313,7 @@ async fn row_37_a_stuck_transaction_blocks_its_own_mutex_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn row_38_a_cold_start_gives_each_mutex_one_leader() {
-    // No error of a locked row, or of a call without an answer.
-    let store = Store::shared().with_keys("lock_timeout=10s");
+    let store = Store::shared();
     let mut handles = Vec::new();
     for _ in 0..5 {
         handles.push(simba(&store).await.with_lease(long()));
@@ -328,7 +336,8 @@ async fn row_38_a_cold_start_gives_each_mutex_one_leader() {
 #[tokio::test(flavor = "multi_thread")]
 async fn row_39_rows_that_are_locked_briefly_cost_no_leader() {
     let (store, mutex) = (Store::shared(), name("row-39"));
-    let simba = simba(&store.clone().with_keys(&format!("application_name={mutex}"))).await;
+    let keys = format!("application_name={mutex}&lock_timeout=100ms");
+    let simba = simba(&store.clone().with_keys(&keys)).await;
     // Renewed often, and not lost while the machine pauses.
     let lease = Lease::new(Duration::from_millis(600), Duration::from_secs(30)).unwrap();
     let leader = simba.contend(mutex.clone()).with_lease(lease);
@@ -353,10 +362,7 @@ async fn row_39_rows_that_are_locked_briefly_cost_no_leader() {
 #[tokio::test(flavor = "multi_thread")]
 async fn row_39_a_locked_queue_entry_causes_no_deadlock() {
     let private = Private::start(Setup::postgres().with_arg("-c").with_arg("deadlock_timeout=4s")).await;
-    let limit = Duration::from_secs(20);
-    let config = private.store.config(private.store.address());
-    let config = config.with_lock_timeout(limit).with_statement_timeout(limit);
-    let backend = PostgresBackend::connect(config).await.unwrap();
+    let backend = private.store.backend().await;
     let mut admin = private.store.admin().await;
     admin.batch_execute("SET deadlock_timeout = '30s'").await.unwrap();
     let watcher = private.store.admin().await;
@@ -398,7 +404,7 @@ async fn row_39_serialisation_failures_are_retried_immediately() {
     let admin = private.store.admin().await;
     let strict = format!("ALTER ROLE {USER} SET default_transaction_isolation = 'repeatable read'");
     admin.batch_execute(&strict).await.unwrap();
-    let store = private.store.clone().with_keys("pooler=true&lock_timeout=20s");
+    let store = private.store.clone().with_keys("pooler=true");
     let (backend, mutex) = (store.backend().await, name("row-39"));
     for round in 1..=rounds() as usize {
         let mut session = open(&backend, &mutex).await;
@@ -432,8 +438,7 @@ async fn row_39_many_contenders_see_no_serialisation_failure() {
     let admin = private.store.admin().await;
     let strict = format!("ALTER ROLE {USER} SET default_transaction_isolation = 'repeatable read'");
     admin.batch_execute(&strict).await.unwrap();
-    // No error of a locked row.
-    let store = private.store.clone().with_keys("pooler=true&lock_timeout=20s");
+    let store = private.store.clone().with_keys("pooler=true");
     let mutex = name("row-39");
     let mut tasks = Vec::new();
     for _ in 0..8 {
@@ -449,7 +454,7 @@ async fn row_39_many_contenders_see_no_serialisation_failure() {
         }));
     }
     for task in tasks {
-        tokio::time::timeout(Duration::from_secs(120), task).await.expect("each task completes").unwrap();
+        tokio::time::timeout(Duration::from_secs(300), task).await.expect("each task completes").unwrap();
     }
 }
 
@@ -459,7 +464,7 @@ async fn row_40_connections_that_are_ended_repeatedly_cost_no_leader() {
     let (admin, mutex) = (private.store.admin().await, name("row-40"));
     // 200 ms between two ends, as in the fault matrix. On a busy machine many connections end before they have sent a
     // renewal.
-    let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(10)).unwrap();
+    let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(60)).unwrap();
     let (one, two) = (simba(&private.store).await, simba(&private.store).await);
     let contentions = [&one, &two].map(|handle| contend(&handle.with_lease(lease), &mutex));
     until("a leader", || contentions.iter().any(Contention::is_owner)).await;
@@ -486,7 +491,7 @@ async fn row_40_connections_that_are_ended_repeatedly_cost_no_leader() {
 #[tokio::test(flavor = "multi_thread")]
 async fn row_41_an_application_that_uses_all_connections_costs_no_leader() {
     let private = Private::start(Setup::postgres().with_arg("-c").with_arg("max_connections=20")).await;
-    let (simba, mutex) = (simba(&private.store).await, name("row-41"));
+    let (simba, mutex) = (simba(&private.store).await.with_lease(unpaused()), name("row-41"));
     let leader = contend(&simba, &mutex);
     let tenure = leads(&leader).await;
     let waiter = contend(&simba, &mutex);
@@ -500,6 +505,8 @@ async fn row_41_an_application_that_uses_all_connections_costs_no_leader() {
         greedy.push(client);
     }
     assert!(greedy.len() > 10, "the application uses all connections");
+    let deadline = tenure.deadline();
+    until("a leader renews without a new connection", || tenure.deadline() > deadline).await;
     stays(&[tenure], Duration::from_secs(2) * rounds()).await;
     let refused = PostgresBackend::connect(private.store.config(private.store.address())).await.unwrap_err();
     assert!(refused.is_transient() && refused.to_string().contains("max_connections"), "{refused}");
@@ -511,14 +518,15 @@ async fn row_41_an_application_that_uses_all_connections_costs_no_leader() {
 /// Before and after it the offset from UTC is `before` and `after` hours.
 async fn leads_through(time: u64, before: i32, after: i32) {
     let clock = clock();
-    // A server takes long to start on a busy machine.
+    // A server takes long to start on a busy machine, and so does an acquisition.
     set_server_clock(clock.path(), time - 600);
     let zone =
         Setup::postgres().with_arg("-c").with_arg("timezone=America/Los_Angeles").with_env("TZ", "UTC");
     let private = Private::start(with_server_clock(zone, clock.path(), false)).await;
-    let (simba, mutex, admin) = (simba(&private.store).await, name("row-42"), private.store.admin().await);
-    // No mutex is held yet, so that the step of the clock ends no lease.
-    set_server_clock(clock.path(), time - 8);
+    // The steps of the clock end no lease, and a lease with an hour more or less is out of its bounds.
+    let lease = Lease::new(Duration::from_secs(2), Duration::from_secs(20 * 60)).unwrap();
+    let simba = simba(&private.store).await.with_lease(lease);
+    let (mutex, admin) = (name("row-42"), private.store.admin().await);
     let leader = contend(&simba, &mutex);
     let tenure = leads(&leader).await;
     let _waiter = contend(&simba, &mutex);
@@ -526,12 +534,13 @@ async fn leads_through(time: u64, before: i32, after: i32) {
     let offset = "SELECT extract(timezone FROM clock_timestamp())::int / 3600";
     let seen: i32 = admin.query_one(offset, &[]).await.unwrap().get(0);
     assert_eq!(seen, before, "the test starts before the change");
+    set_server_clock(clock.path(), time - 3);
     let keeps_leading = async {
         let mut more = 20;
         while more > 0 {
             stays(std::slice::from_ref(&tenure), Duration::from_millis(50)).await;
             let left = operate.read(&mutex).await.unwrap().remaining.expect("it is held");
-            assert!(left <= lease().total(), "broken: no lease gets an hour longer: {left:?}");
+            assert!(left <= lease.total(), "broken: no lease gets an hour longer: {left:?}");
             let seen: i32 = admin.query_one(offset, &[]).await.unwrap().get(0);
             more -= i32::from(seen == after);
         }
@@ -649,11 +658,12 @@ async fn row_45_jumps_of_the_client_s_wall_clock_cost_no_leader() {
     let store = Store::shared();
     store.set_up().await;
     let clock = Arc::new(Jumping(simba_core::SystemClock));
-    let backend = PostgresBackend::connect_with_clock(store.config(store.address()), clock).await.unwrap();
+    let config = store.config(store.address()).with_statement_timeout(LONG_TIMEOUT);
+    let backend = PostgresBackend::connect_with_clock(config, clock).await.unwrap();
     let backend: Arc<dyn Backend> = Arc::new(backend);
     let simba = Simba::builder(Arc::clone(&backend))
         .with_clock(Jumping(simba_core::SystemClock))
-        .with_lease(lease())
+        .with_lease(unpaused())
         .build();
     let mutex = name("row-45");
     let leader = contend(&simba, &mutex);
@@ -728,7 +738,7 @@ async fn row_54_no_session_state_is_used_behind_a_pooler() {
         }));
     }
     for task in tasks {
-        tokio::time::timeout(Duration::from_secs(120), task).await.expect("each task completes").unwrap();
+        tokio::time::timeout(Duration::from_secs(300), task).await.expect("each task completes").unwrap();
     }
     assert_eq!(counter.load(Ordering::SeqCst), 6 * rounds() * 3, "broken: the counter loses no increment");
 }
@@ -768,7 +778,7 @@ async fn a_mutex_that_was_lost_during_a_statement_is_held_by_the_other_session()
     let private = Private::start(Setup::postgres()).await;
     let delay = Delay::install(&private.store, "due.lapsed").await;
     let (admin, mutex) = (private.store.admin().await, name("meanwhile"));
-    let keys = format!("application_name={mutex}&lock_timeout=15s");
+    let keys = format!("application_name={mutex}");
     let backend = private.store.clone().with_keys(&keys).backend().await;
     let (mut holder, mut waiter) = (open(&backend, &mutex).await, open(&backend, &mutex).await);
     take(&mut *holder).await;
@@ -795,7 +805,8 @@ async fn a_mutex_that_was_lost_during_a_statement_is_held_by_the_other_session()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_is_locked_for_seconds_delays_only_its_own_mutex() {
     let (store, stuck, other) = (Store::shared(), name("stuck"), name("other"));
-    let backend = store.clone().with_keys(&format!("application_name={stuck}")).backend().await;
+    let keys = format!("application_name={stuck}&lock_timeout=100ms");
+    let backend = store.clone().with_keys(&keys).backend().await;
     let (mut holder, mut leader) = (open(&backend, &stuck).await, open(&backend, &other).await);
     let (token, other_token) = (take(&mut *holder).await, take(&mut *leader).await);
     let (mut leaving, mut dropped, mut next) =
@@ -877,7 +888,7 @@ async fn a_slow_call_of_an_operator_delays_no_renewal() {
 /// Another transaction inserts the row of a new mutex and stays open.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_is_being_inserted_is_reported_as_locked() {
-    let (store, mutex) = (Store::shared(), name("inserted"));
+    let (store, mutex) = (Store::shared().with_keys("lock_timeout=100ms"), name("inserted"));
     let backend = store.backend().await;
     let mut session = open_as(&backend, &mutex, Intent::Try).await;
     let mut admin = store.admin().await;

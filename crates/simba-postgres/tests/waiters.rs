@@ -181,8 +181,9 @@ async fn a_waiter_keeps_its_place_after_its_connections_break() {
     let (store, mutex) = (&private.store, name("cut"));
     let (handles, guard, waiting) = held_with_two_waiters(store, &mutex).await;
     let admin = store.admin().await;
-    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = $1";
-    admin.execute(end, &[&USER]).await.unwrap();
+    // Waits until they have ended.
+    let end = "SELECT bool_and(pg_terminate_backend(pid, 20000)) FROM pg_stat_activity WHERE usename = $1";
+    assert!(admin.query_one(end, &[&USER]).await.unwrap().get::<_, bool>(0), "all connections end");
     let operate = handles[0].operate().unwrap();
     let back = async {
         while operate.read(&mutex).await.ok().and_then(|read| read.waiters) != Some(2) {
@@ -548,6 +549,7 @@ async fn a_locked_row_delays_no_wakeup_of_another_mutex() {
         let mut session = open(&backend, &stuck).await;
         assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
         leaving.push(session);
+        assert!(matches!(holder.contend(Prior::Held).await.unwrap(), Answer::Ours(_)));
     }
     let mut first = open(&backend, &other).await;
     let token = take(&mut *first).await;
