@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::spi::{Answer, Backend as _, Claim, ConnectUrl, Intent, Operate, Prior, Session};
-use simba_core::{ContenderId, FencingToken, Lease, MutexName};
+use simba_core::spi::{Answer, Backend, Claim, ConnectUrl, Intent, Operate, Prior, Session};
+use simba_core::{ContenderId, Contention, FencingToken, Lease, MutexName, Simba, Tenure};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::{Server, Setup};
 use simba_tck::{Connection, FaultProxy, Fixture, async_trait};
@@ -171,6 +171,40 @@ impl Fixture for Private {
     async fn restart(&self) -> bool {
         tokio::task::block_in_place(|| self.server().restart().expect("the server restarts"));
         true
+    }
+}
+
+/// Connects directly, with the lease of the fault matrix.
+pub async fn simba(store: &Store) -> Simba {
+    simba_tck::explain_failures();
+    Simba::builder(Arc::new(store.backend().await) as Arc<dyn Backend>).with_lease(lease()).build()
+}
+
+/// Starts a contention.
+pub fn contend(simba: &Simba, mutex: &MutexName) -> Contention {
+    let contention = simba.contend(mutex.clone());
+    contention.start().expect("a start");
+    contention
+}
+
+/// Waits until the contention leads.
+pub async fn leads(contention: &Contention) -> Tenure {
+    soon("a leader", contention.acquired()).await.expect("a tenure")
+}
+
+/// Returns a lease that is renewed as often, and is not lost while the machine pauses.
+pub fn unpaused() -> Lease {
+    Lease::new(lease().ttl(), Duration::from_secs(30)).expect("a lease")
+}
+
+/// Checks for a duration that leaders keep their mutexes.
+pub async fn stays(tenures: &[Tenure], length: Duration) {
+    let end = tokio::time::Instant::now() + length;
+    while tokio::time::Instant::now() < end {
+        for tenure in tenures {
+            assert_eq!(tenure.loss(), None, "broken: {} keeps its leader", tenure.mutex());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
