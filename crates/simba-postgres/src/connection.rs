@@ -34,9 +34,12 @@ const NOTIFY_QUEUE_FULL: &[&str] = &["54000"];
 /// The prepared statements of the connection are invalid.
 const STALE: &[&str] = &["26000", "0A000", "42P05"];
 
-/// Reads whether the server accepts writes, and the addresses of the connection.
-const CHECK: &str = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean, \
-     host(inet_client_addr()), inet_client_port(), host(inet_server_addr()), inet_server_port()";
+/// Whether the server accepts no writes.
+pub(crate) const READ_ONLY: &str = "pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean";
+
+/// The addresses of the connection, as the server sees them.
+const ADDRESSES: &str =
+    "host(inet_client_addr()), inet_client_port(), host(inet_server_addr()), inet_server_port()";
 
 /// An open connection.
 ///
@@ -176,7 +179,7 @@ impl Connection {
     }
 
     async fn query_check(&self) -> Result<bool> {
-        let rows = self.query_unchecked(CHECK).await?;
+        let rows = self.query_unchecked(&format!("SELECT {READ_ONLY}, {ADDRESSES}")).await?;
         let row = rows.first().ok_or_else(|| protocol("the server returned no row for the check"))?;
         if get(row, 0)? {
             return Err(read_only(&self.0.settings.config.endpoints[self.0.endpoint]));

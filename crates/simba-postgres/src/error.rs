@@ -125,9 +125,10 @@ const CODES: &[(&[&str], ErrorKind, &str)] = &[
     (&["53100"], ErrorKind::Unavailable, "the server's disk is full: make room on it"),
     (&["55P03"], ErrorKind::Unavailable, LOCKED),
     (
-        &["57014"],
+        &["57014", "25P04"],
         ErrorKind::Unavailable,
-        "a statement took longer than statement_timeout: the server is overloaded or a table is locked",
+        "a statement took longer than statement_timeout or transaction_timeout: the server is overloaded or a table is \
+         locked",
     ),
     (&["22003"], ErrorKind::Config, "a token in {mutex} has reached its maximum: lower it manually"),
     (&["08", "53", "57", "58", "40", "26"], ErrorKind::Unavailable, OUTAGE),
@@ -175,6 +176,7 @@ mod tests {
             ("53100", ErrorKind::Unavailable, "disk is full"),
             ("57P01", ErrorKind::Unavailable, "temporarily unavailable"),
             ("55P03", ErrorKind::Unavailable, "pg_stat_activity"),
+            ("25P04", ErrorKind::Unavailable, "transaction_timeout"),
             ("22003", ErrorKind::Config, "reached its maximum"),
             ("XX000", ErrorKind::Protocol, "XX000"),
         ];

@@ -19,8 +19,9 @@ use crate::statements::{LIVENESS, Query, get};
 use crate::supervisor::retry;
 use crate::wakeups::no_wakeups;
 
-/// How long a notification to this handle itself may take.
+/// How long a notification to this handle itself may take, and how many are sent before a pooler is assumed.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(3);
+const ECHO_TRIES: u32 = 2;
 /// The pause before the next test for a pooler.
 const POOLER_RETRY: Duration = Duration::from_secs(60);
 /// How long a watcher's entry lasts, and how often it is renewed.
@@ -37,6 +38,11 @@ impl supervise::Connection for Listener {
     fn is_open(&self) -> bool {
         self.0.as_ref().is_none_or(supervise::Connection::is_open)
     }
+}
+
+/// Returns the error of a connection to a server that the commands do not use.
+fn moved() -> Error {
+    unavailable("the commands use another server")
 }
 
 /// Keeps the subscription open from the first request on.
@@ -59,7 +65,7 @@ impl Connector for Listening {
 
     fn limit(&self) -> Duration {
         let config = &self.shared.settings.config;
-        config.connect_timeout * 2 + config.call_timeout() * 2 + ECHO_TIMEOUT
+        config.connect_timeout * 2 + (config.call_timeout() + ECHO_TIMEOUT) * ECHO_TRIES
     }
 
     /// Connects to the server that the commands use, subscribes, and locks the key that marks this handle as alive.
@@ -118,19 +124,24 @@ impl Connector for Listening {
 
 impl Listening {
     /// Returns whether a notification from the command connection arrives here. With a server process per transaction it
-    /// does not: LISTEN ended with its transaction.
+    /// does not: LISTEN ended with its transaction. Fails if the commands use another server, where nothing is shown.
     async fn receives_echo(&self, connection: &Connection) -> Result<bool> {
         let (shared, notifications) = (&self.shared, &self.shared.notifications);
         let number = fastrand::u64(1..);
         let mut received = notifications.echo.subscribe();
         let payload = format!("echo {number}");
         let params: [(Param<'_>, Type); 2] = [(&notifications.channel, Type::TEXT), (&payload, Type::TEXT)];
-        let commands = shared.connection().await?;
-        commands.query("SELECT pg_notify($1, $2)", &params).await?;
-        // Send nothing on this connection meanwhile: a pooler could assign it the server process that listens.
-        let echo = received.wait_for(|received| *received == number);
-        if within(&*shared.settings.clock, ECHO_TIMEOUT, echo).await.is_some() {
-            return Ok(true);
+        for _ in 0..ECHO_TRIES {
+            let commands = shared.connection().await?;
+            if commands.endpoint() != connection.endpoint() {
+                return Err(moved());
+            }
+            commands.query("SELECT pg_notify($1, $2)", &params).await?;
+            // Send nothing on this connection meanwhile: a pooler could assign it the server process that listens.
+            let echo = received.wait_for(|received| *received == number);
+            if within(&*shared.settings.clock, ECHO_TIMEOUT, echo).await.is_some() {
+                return Ok(true);
+            }
         }
         // If both connections answer, the network did not lose the notification.
         connection.execute("SELECT 1").await?;
@@ -144,7 +155,7 @@ impl Listening {
         let is_elsewhere = |state: &State<Connection>| matches!(state, State::Up(commands) if commands.endpoint() != connection.endpoint());
         // The sender is a field of the shared state.
         let _ = states.wait_for(is_elsewhere).await;
-        unavailable("the commands use another server")
+        moved()
     }
 
     /// Keeps the watchers' entries of all watched mutexes alive. Never completes.

@@ -15,7 +15,7 @@ use crate::probe::probe;
 use crate::schema::{COLUMNS, Shape};
 use crate::settings::{Pooling, Settings, session_settings};
 use crate::statements::{Query, contender, get, time_until, token};
-use crate::supervisor::wake;
+use crate::supervisor::{Task, wake};
 
 /// The key of the advisory lock that serialises the creation of the tables.
 const SETUP_LOCK: i64 = 0x5369_6d62;
@@ -56,7 +56,10 @@ impl Operate for PostgresBackend {
                 return Ok(Eviction::Other(owner));
             }
             let window = time_until(get(row, 1)?, get(row, 2)?);
-            wake(shared, mutex).await?;
+            if let Err(error) = wake(shared, mutex).await {
+                tracing::debug!(%error, "the next waiter is notified in the background");
+                shared.start(Task::Wake(mutex.clone()));
+            }
             return Ok(Eviction::Freed { owner, window });
         }
     }

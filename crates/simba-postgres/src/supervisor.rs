@@ -14,14 +14,11 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::backend::{CLOSE_TIMEOUT, Shared};
 use crate::config::Pooler;
-use crate::connection::Connection;
-use crate::error::{closed, locked, lost, protocol, unavailable};
+use crate::connection::{Connection, READ_ONLY};
+use crate::error::{closed, locked, lost, protocol, read_only, unavailable};
 use crate::listener;
 use crate::settings::Pooling;
 use crate::statements::{Query, get};
-
-/// Checks that the server answers, and reads its time and whether it became a standby.
-const PING: &str = "SELECT clock_timestamp(), pg_is_in_recovery()";
 
 /// Returns how attempts to connect are spaced.
 pub(crate) fn retry() -> Retry {
@@ -134,17 +131,19 @@ impl Commands {
         }
     }
 
-    /// Reads the server's clock at every ping. Completes when the server does not answer or became a standby.
+    /// Reads the server's clock at every ping. Completes when the server does not answer or accepts no writes any more.
     async fn ping(&self, connection: &Connection) -> Error {
         let settings = &self.shared.settings;
+        let ping = format!("SELECT clock_timestamp(), {READ_ONLY}");
         let read = || async {
             let sent = settings.clock.now();
-            let rows = connection.query(PING, &[]).await?;
+            let rows = connection.query(&ping, &[]).await?;
             let received = settings.clock.now();
             let row = rows.first().ok_or_else(|| protocol("the server returned no time"))?;
             if get(row, 1)? {
-                tracing::warn!("the PostgreSQL server has become a standby: reconnecting");
-                return Err(unavailable("the server has become a standby"));
+                let error = read_only(&settings.config.endpoints[connection.endpoint()]);
+                tracing::warn!(backend = crate::NAME, %error, "reconnecting");
+                return Err(error);
             }
             let server = get::<SystemTime>(row, 0)?.duration_since(UNIX_EPOCH).unwrap_or_default();
             if let Some(step) = self.server_clock.read(ClockReading { server, sent, received }) {

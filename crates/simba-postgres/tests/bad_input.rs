@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{PASSWORD, Private, SCHEMA, Store, USER, alter_system, name, soon};
+use common::{LONG_TIMEOUT, PASSWORD, Private, SCHEMA, Store, USER, alter_system, name, soon};
 use simba_core::spi::{Answer, Backend, Claim, ConnectUrl, Operate, Prior, Session};
 use simba_core::{ContenderId, Error, ErrorKind, Lease, Result, Simba};
 use simba_postgres::{PostgresBackend, PostgresConfig};
@@ -16,13 +16,17 @@ use simba_tck::FaultProxy;
 use simba_test_support::{Logs, error_text, follows_password_file};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-/// Connects. Unless the URL has a timeout, a login may take long, as on a busy machine.
+/// Connects. Unless the URL has a timeout, a login or a statement may take long, as on a busy machine.
 async fn connect(url: &str) -> Result<PostgresBackend> {
     let url: ConnectUrl = url.parse().unwrap();
     let config = PostgresConfig::from_url(&url)?;
     let config = match url.query("connect_timeout") {
         Some(_) => config,
-        None => config.with_connect_timeout(Duration::from_secs(20)),
+        None => config.with_connect_timeout(LONG_TIMEOUT),
+    };
+    let config = match url.query("statement_timeout") {
+        Some(_) => config,
+        None => config.with_statement_timeout(LONG_TIMEOUT),
     };
     soon("a connect ends", PostgresBackend::connect(config)).await
 }
@@ -86,8 +90,8 @@ async fn a_server_that_does_not_run_is_reported() {
 async fn a_server_that_does_not_answer_is_reported() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let error = connect(&format!("postgres://a:b@{address}/c?connect_timeout=200ms")).await.unwrap_err();
-    assert_error(&error, ErrorKind::Unavailable, &["did not answer a login within 200ms"]);
+    let error = connect(&format!("postgres://a:b@{address}/c?connect_timeout=4s")).await.unwrap_err();
+    assert_error(&error, ErrorKind::Unavailable, &["did not answer a login within 4s"]);
 }
 
 /// A pooler accepts the login while its server hangs. The driver of the connection would wait for an answer for ever.
@@ -97,7 +101,7 @@ async fn a_connection_whose_check_is_not_answered_is_closed() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     // The second host makes the backend check the first one. The limit leaves a machine that pauses time for the login.
-    let url = format!("postgres://a:b@{address},{address}/c?connect_timeout=4s");
+    let url = format!("postgres://a:b@{address},{address}/c?connect_timeout=10s");
     let connecting = tokio::spawn(async move { connect(&url).await });
     let (mut client, _) = soon("a connection is opened", listener.accept()).await.unwrap();
     client.write_all(LOGGED_IN).await.unwrap();
@@ -262,7 +266,7 @@ async fn a_missing_privilege_is_reported_with_the_grant() {
         assert!(reported, "a probe reports that {privilege} is missing");
         admin.batch_execute(&format!("GRANT {privilege} TO {USER}")).await.unwrap();
     }
-    let backend = PostgresBackend::connect(store.config(store.address())).await.unwrap();
+    let backend = store.backend().await;
     let mut session = open(&backend).await;
     assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
 }
@@ -275,7 +279,17 @@ async fn a_read_only_server_is_reported() {
     alter_system(&admin, "default_transaction_read_only", "on").await;
     let error = PostgresBackend::connect(store.config(store.address())).await.unwrap_err();
     assert_error(&error, ErrorKind::Unavailable, &["takes no writes", "name the primary"]);
-    assert_error(&contend(&backend).await, ErrorKind::Unavailable, &["takes no writes", "name the primary"]);
+    // A ping can find that first, and end the connection during the call.
+    let reported = async {
+        loop {
+            match contend(&backend).await {
+                error if error.to_string().contains("is lost") => {}
+                error => return error,
+            }
+        }
+    };
+    let error = soon("a read-only server is reported", reported).await;
+    assert_error(&error, ErrorKind::Unavailable, &["takes no writes", "name the primary"]);
 }
 
 /// On a full disk an acquisition fails with a clear error. Held mutexes stay held. Once there is space, acquisitions
@@ -344,6 +358,7 @@ async fn a_local_socket_works() {
     let (directory, port) = (private.server().dir().display().to_string(), private.store.address().port());
     let url = format!("postgres:///postgres?host={directory}&port={port}&user={USER}&schema={SCHEMA}");
     let config = PostgresConfig::from_url(&url.parse().unwrap()).unwrap().with_password("simba-app");
+    let config = config.with_connect_timeout(LONG_TIMEOUT).with_statement_timeout(LONG_TIMEOUT);
     let backend = PostgresBackend::connect(config).await.unwrap();
     let mut session = open(&backend).await;
     assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
@@ -429,7 +444,9 @@ async fn the_suite_passes_through_tls() {
             let store = Store::shared();
             store.set_up().await;
             let proxy = Arc::new(FaultProxy::start(store.address()).await.unwrap());
-            let keys = format!("sslmode=verify-full&sslrootcert={}", tls("ca.pem"));
+            // A call of the suite ends within the default timeout.
+            let keys = "pooler=false&statement_timeout=2s&sslmode=verify-full";
+            let keys = format!("{keys}&sslrootcert={}", tls("ca.pem"));
             let backend = connect(&secure("localhost", proxy.address().port(), &keys)).await.unwrap();
             simba_tck::Connection::new(backend, proxy)
         }
@@ -488,6 +505,7 @@ async fn row_64_no_error_log_or_debug_text_contains_a_password() {
         note(&connect(&url).await.unwrap_err());
     }
     let config = PostgresConfig::from_url(&url("canary", CANARY, &server, "").parse().unwrap()).unwrap();
+    let config = config.with_connect_timeout(LONG_TIMEOUT).with_statement_timeout(LONG_TIMEOUT);
     let shown = format!("{config:?}");
     let backend = PostgresBackend::connect(config).await.unwrap();
     let shown = format!("{shown} {backend:?} {:?}", backend.probe().await.unwrap());
@@ -529,7 +547,7 @@ async fn password_file_is_read_at_every_connection() {
     let url = |address| format!("postgres://rotated@{address}/postgres?schema={SCHEMA}");
     let connect = |url| {
         let config = PostgresConfig::from_url(&url).unwrap();
-        PostgresBackend::connect(config.with_connect_timeout(Duration::from_secs(20)))
+        PostgresBackend::connect(config.with_connect_timeout(LONG_TIMEOUT))
     };
     follows_password_file(store.address(), url, change, connect).await;
 }

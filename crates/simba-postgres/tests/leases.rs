@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use common::{Delay, Private, Store, USER, alter_system, lock_row, name, open, open_as, soon, take};
-use simba_core::MutexName;
 use simba_core::spi::{Answer, Holding, Intent, Operate as _, Prior, Session};
+use simba_core::{FencingToken, MutexName};
 use simba_postgres::PostgresBackend;
 use simba_servers::Setup;
 use simba_tck::FaultProxy;
@@ -157,9 +157,24 @@ async fn is_done(admin: &Client, application: &str) {
     soon("every statement ends", done).await;
 }
 
+/// A change of a row that keeps all its values.
+const CHANGE: &str = "UPDATE simba_mutex SET watched = watched WHERE mutex = $1";
+
+/// What a take in doubt finds when it reads the row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Free,
+    /// The mutex is free, and the session is in the queue.
+    Queued,
+    /// The session holds the mutex, and is still in the queue.
+    Held,
+}
+
 /// A take that is still executed, and whose connection is closed. It has read the row, and not locked it yet.
 struct InDoubt {
     session: Box<dyn Session>,
+    /// The token of the row.
+    token: FencingToken,
     /// Kept open for the connections.
     _proxy: FaultProxy,
     backend: PostgresBackend,
@@ -167,18 +182,25 @@ struct InDoubt {
 }
 
 impl InDoubt {
-    /// Frees the mutex, starts a take that is delayed, and cuts the connection. The session is in the queue or not.
-    async fn begin(store: &Store, mutex: &MutexName, queued: bool, delay: &Delay) -> Self {
+    /// Starts a take that is delayed, and cuts the connection.
+    async fn begin(store: &Store, mutex: &MutexName, found: Found, delay: &Delay) -> Self {
         let application = mutex.as_str().to_owned();
         let proxy = FaultProxy::start(store.address()).await.unwrap();
         let backend = connect_at(store, &application, proxy.address()).await;
         let others = connect(store, "others").await;
         let (mut holder, mut session) = (open(&others, mutex).await, open(&backend, mutex).await);
         let token = take(&mut *holder).await;
-        if queued {
+        if found != Found::Free {
             assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
         }
         holder.release(Holding::Under(token)).await.unwrap();
+        if found == Found::Held {
+            // As after an acquisition whose reply was lost.
+            let hold = "UPDATE simba_mutex m SET owner = w.contender, session = w.session, \
+                        until = clock_timestamp() + interval '1h' FROM simba_waiter w \
+                        WHERE m.mutex = $1 AND w.mutex = $1";
+            assert_eq!(store.admin().await.execute(hold, &[&mutex.as_str()]).await.unwrap(), 1);
+        }
         delay.begin().await;
         let cut = async {
             delay.is_reached(&application).await;
@@ -186,7 +208,7 @@ impl InDoubt {
         };
         let (answer, ()) = tokio::join!(session.contend(Prior::Nothing), cut);
         answer.expect_err("the connection is closed");
-        Self { session, _proxy: proxy, backend, application }
+        Self { session, token, _proxy: proxy, backend, application }
     }
 
     /// Lets the take continue, and checks that it acquires nothing.
@@ -204,10 +226,11 @@ async fn a_take_in_doubt_acquires_nothing_after_a_release() {
     let private = Private::start(Setup::postgres()).await;
     let (store, watcher) = (&private.store, private.store.admin().await);
     let delay = Delay::install(store, TAKES).await;
-    for queued in [false, true] {
+    for found in [Found::Free, Found::Queued, Found::Held] {
         let mutex = name("doubt");
-        let mut doubt = InDoubt::begin(store, &mutex, queued, &delay).await;
-        doubt.session.release(Holding::Unknown).await.unwrap();
+        let mut doubt = InDoubt::begin(store, &mutex, found, &delay).await;
+        let holding = if found == Found::Held { Holding::Under(doubt.token) } else { Holding::Unknown };
+        doubt.session.release(holding).await.unwrap();
         doubt.acquires_nothing(&mutex, &delay, &watcher).await;
     }
 }
@@ -236,17 +259,16 @@ async fn a_take_in_doubt_of_a_new_mutex_acquires_nothing_after_a_release() {
     assert_eq!(owner, None, "broken: nothing is held after a release");
 }
 
-/// A release without a token may lock the row before a take that has read it already.
+/// A release may change the row before a take locks it that has read it already.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_take_acquires_nothing_if_the_token_increased_before_it_locked_the_row() {
+async fn a_take_acquires_nothing_if_the_row_changed_before_it_locked_the_row() {
     let private = Private::start(Setup::postgres()).await;
     let (store, watcher) = (&private.store, private.store.admin().await);
     let delay = Delay::install(store, TAKES).await;
-    for queued in [false, true] {
-        let mutex = name("increased");
-        let mut doubt = InDoubt::begin(store, &mutex, queued, &delay).await;
-        let increase = "UPDATE simba_mutex SET token = token + 1 WHERE mutex = $1";
-        watcher.execute(increase, &[&mutex.as_str()]).await.unwrap();
+    for found in [Found::Free, Found::Queued] {
+        let mutex = name("changed");
+        let mut doubt = InDoubt::begin(store, &mutex, found, &delay).await;
+        watcher.execute(CHANGE, &[&mutex.as_str()]).await.unwrap();
         doubt.acquires_nothing(&mutex, &delay, &watcher).await;
     }
 }
@@ -254,9 +276,9 @@ async fn a_take_acquires_nothing_if_the_token_increased_before_it_locked_the_row
 /// The same for takes in a batch, of which one has no row. On one thread, so that the third and fourth call are
 /// always in one batch.
 #[tokio::test]
-async fn takes_in_a_batch_acquire_nothing_if_the_token_increased_before_they_locked_the_row() {
+async fn takes_in_a_batch_acquire_nothing_if_the_row_changed_before_they_locked_the_row() {
     let private = Private::start(Setup::postgres()).await;
-    let (store, free, new) = (&private.store, name("increased"), name("increased"));
+    let (store, free, new) = (&private.store, name("changed"), name("changed"));
     // A part of the statement for batches.
     let delay = Delay::install(store, "lapsed, takes)").await;
     let proxy = FaultProxy::start(store.address()).await.unwrap();
@@ -266,7 +288,7 @@ async fn takes_in_a_batch_acquire_nothing_if_the_token_increased_before_they_loc
     let token = take(&mut *holder).await;
     holder.release(Holding::Under(token)).await.unwrap();
     let mut sessions = Vec::new();
-    for mutex in [&name("increased"), &name("increased"), &free, &new] {
+    for mutex in [&name("changed"), &name("changed"), &free, &new] {
         sessions.push(open_as(&backend, mutex, Intent::Try).await);
     }
     // The first two calls find their rows immediately.
@@ -281,40 +303,12 @@ async fn takes_in_a_batch_acquire_nothing_if_the_token_increased_before_they_loc
     let taken = sessions.iter_mut().map(|session| session.contend(Prior::Unknown));
     let (answers, ()) = tokio::join!(futures_util::future::join_all(taken), cut);
     assert!(answers[2].is_err() && answers[3].is_err(), "the connection is closed");
-    let (watcher, increase) =
-        (store.admin().await, "UPDATE simba_mutex SET token = token + 1 WHERE mutex = $1");
-    watcher.execute(increase, &[&free.as_str()]).await.unwrap();
+    let watcher = store.admin().await;
+    watcher.execute(CHANGE, &[&free.as_str()]).await.unwrap();
     delay.end().await;
     is_done(&watcher, free.as_str()).await;
     let owner = backend.read(&free).await.unwrap().owner;
     assert_eq!(owner, None, "broken: a late take acquires nothing");
-}
-
-/// Sent alone, and in a batch.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_release_without_a_token_increases_the_token_of_a_free_mutex() {
-    let (store, admin) = (Store::shared(), Store::shared().admin().await);
-    let backend = store.backend().await;
-    for many in [1, 8] {
-        let (mut sessions, mut tokens) = (Vec::new(), Vec::new());
-        for _ in 0..many {
-            let mutex = name("increases");
-            let mut session = open(&backend, &mutex).await;
-            let token = take(&mut *session).await;
-            session.release(Holding::Under(token)).await.unwrap();
-            sessions.push(session);
-            tokens.push((mutex, token));
-        }
-        let released = sessions.iter_mut().map(|session| session.release(Holding::Unknown));
-        for released in futures_util::future::join_all(released).await {
-            released.unwrap();
-        }
-        for (mutex, token) in tokens {
-            let now = "SELECT token FROM simba_mutex WHERE mutex = $1";
-            let now: i64 = admin.query_one(now, &[&mutex.as_str()]).await.unwrap().get(0);
-            assert!(now as u64 > token.get(), "broken: a take that waits for the row finds another token");
-        }
-    }
 }
 
 /// Starts a server that keeps unsynced writes in memory for ten seconds.
@@ -324,7 +318,7 @@ async fn with_slow_wal_writer() -> Private {
 }
 
 /// Crashes the server, and checks that the mutex is still held.
-async fn survives_a_crash(private: &Private, mutex: &MutexName, token: simba_core::FencingToken) {
+async fn survives_a_crash(private: &Private, mutex: &MutexName, token: FencingToken) {
     tokio::task::block_in_place(|| {
         let mut server = private.server();
         server.kill().unwrap();

@@ -11,10 +11,12 @@ use std::time::Duration;
 use common::{
     PASSWORD, Private, SCHEMA, Store, USER, alter_system, lock_row, name, open, open_as, soon, take, until,
 };
-use simba_core::spi::{Answer, Backend, Holding, Intent, Prior};
+use simba_core::operate::{EvictIf, Eviction};
+use simba_core::spi::{Answer, Backend, Holding, Intent, Operate as _, Prior};
 use simba_core::{Contention, Guard, Lease, MutexName, Observer, Simba, View};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::Setup;
+use simba_tck::FaultProxy;
 
 /// Returns a lease whose ttl, poll interval and queue entry outlast every test.
 fn long() -> Lease {
@@ -179,8 +181,9 @@ async fn a_waiter_keeps_its_place_after_its_connections_break() {
     let (store, mutex) = (&private.store, name("cut"));
     let (handles, guard, waiting) = held_with_two_waiters(store, &mutex).await;
     let admin = store.admin().await;
-    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = $1";
-    admin.execute(end, &[&USER]).await.unwrap();
+    // Waits until they have ended.
+    let end = "SELECT bool_and(pg_terminate_backend(pid, 20000)) FROM pg_stat_activity WHERE usename = $1";
+    assert!(admin.query_one(end, &[&USER]).await.unwrap().get::<_, bool>(0), "all connections end");
     let operate = handles[0].operate().unwrap();
     let back = async {
         while operate.read(&mutex).await.ok().and_then(|read| read.waiters) != Some(2) {
@@ -223,7 +226,7 @@ async fn a_waiter_is_not_skipped_while_its_wakeup_connection_is_down() {
     soon("the first waiter acquires first", waiting[0].acquired()).await.unwrap();
 }
 
-/// The connection for wakeups does not break when the commands move to another server: the old one is only read-only.
+/// No connection breaks when a server becomes read-only: the commands move to another server, and the wakeups follow.
 #[tokio::test(flavor = "multi_thread")]
 async fn wakeups_follow_the_commands_to_another_server() {
     let (old, new) = (Private::start(Setup::postgres()).await, Private::start(Setup::postgres()).await);
@@ -243,14 +246,52 @@ async fn wakeups_follow_the_commands_to_another_server() {
         (guard, waiting)
     };
     let (_guard, _waiting) = wait_on(&old.store).await;
-    let admin = old.store.admin().await;
-    alter_system(&admin, "default_transaction_read_only", "on").await;
-    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-               WHERE usename = $1 AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')";
-    assert_eq!(admin.query_one(cut, &[&USER]).await.unwrap().get::<_, i64>(0), 1, "the commands are cut");
+    alter_system(&old.store.admin().await, "default_transaction_read_only", "on").await;
     let (guard, waiting) = wait_on(&new.store).await;
     soon("a release", guard.release()).await.unwrap();
     soon("the waiter is notified by the new server", waiting.acquired()).await.unwrap();
+}
+
+/// A busy machine can deliver the notification that a handle sends to itself too late.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_notification_that_does_not_arrive_shows_no_pooler() {
+    let private = Private::start(Setup::postgres()).await;
+    let lose_first = "IF nextval('replacement.calls') > 1 THEN PERFORM pg_catalog.pg_notify($1, $2); END IF;";
+    replace_notify(&private, lose_first).await;
+    let store = private.store.clone().with_keys("pooler=auto&statement_timeout=20s");
+    let (backend, _proxy) = store.proxied().await;
+    let simba = Simba::builder(Arc::new(backend) as Arc<dyn Backend>).with_lease(long()).build();
+    let mutex = name("echo");
+    let _guard = soon("a lock", simba.locker(mutex.clone()).lock()).await.unwrap();
+    let waiting = simba.contend(mutex.clone());
+    waiting.start().unwrap();
+    subscribed(&store, &mutex, 1).await;
+}
+
+/// The handle subscribes on a server that the commands leave before they send the notification that tests for a pooler.
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_that_move_during_the_test_for_a_pooler_show_no_pooler() {
+    let (old, new) = (Private::start(Setup::postgres()).await, Private::start(Setup::postgres()).await);
+    let (to_old, to_new) = (
+        FaultProxy::start(old.store.address()).await.unwrap(),
+        FaultProxy::start(new.store.address()).await.unwrap(),
+    );
+    let hosts = format!("{},{}", to_old.address(), to_new.address());
+    let url = format!("postgres://{USER}:{PASSWORD}@{hosts}/postgres?schema={SCHEMA}&pooler=auto");
+    let config = PostgresConfig::from_url(&url.parse().unwrap()).unwrap();
+    let limit = Duration::from_secs(20);
+    let config = config.with_connect_timeout(limit).with_statement_timeout(limit);
+    let mut subscribing = to_old.hold_next_request_with(&["LISTEN"]);
+    let backend = PostgresBackend::connect(config).await.unwrap();
+    soon("the handle subscribes", subscribing.caught()).await;
+    alter_system(&old.store.admin().await, "default_transaction_read_only", "on").await;
+    let simba = Simba::builder(Arc::new(backend) as Arc<dyn Backend>).with_lease(long()).build();
+    let mutex = name("moved");
+    let _guard = soon("a lock on the new server", simba.locker(mutex.clone()).lock()).await.unwrap();
+    subscribing.deliver();
+    let waiting = simba.contend(mutex.clone());
+    waiting.start().unwrap();
+    subscribed(&new.store, &mutex, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -301,14 +342,19 @@ async fn a_waiter_without_a_lock_is_not_skipped() {
     take(&mut *other).await;
 }
 
-/// Makes every notification of the user fail with this code: the replacement shadows the server's function.
+/// Makes every notification of the user fail with this code.
 async fn break_notifications(private: &Private, code: &str) {
+    let fail = "RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE =";
+    replace_notify(private, &format!("{fail} '{code}';")).await;
+}
+
+/// Replaces the notifications of the user: the replacement shadows the server's function.
+async fn replace_notify(private: &Private, body: &str) {
     let admin = private.store.admin().await;
     let replacement = format!(
-        "CREATE SCHEMA replacement; \
-         CREATE FUNCTION replacement.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS \
-         $$ BEGIN RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE = '{code}'; END $$; \
-         GRANT USAGE ON SCHEMA replacement TO {USER}; \
+        "CREATE SCHEMA replacement; CREATE SEQUENCE replacement.calls; \
+         CREATE FUNCTION replacement.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN {body} END $$; \
+         GRANT USAGE ON SCHEMA replacement TO {USER}; GRANT USAGE ON SEQUENCE replacement.calls TO {USER}; \
          ALTER ROLE {USER} SET search_path = replacement, pg_catalog"
     );
     admin.batch_execute(&replacement).await.unwrap();
@@ -337,6 +383,22 @@ async fn a_full_notify_queue_fails_no_release() {
     soon("a waiter leaves", another.stop()).await.unwrap();
     soon("a stop", waiting.stop()).await.unwrap();
     assert!(soon("a try", simba.locker(mutex).try_lock()).await.unwrap().is_some());
+}
+
+/// The mutex is free when the notification is refused: the next waiter is notified in the background.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_eviction_that_cannot_notify_the_next_waiter_is_reported_as_freed() {
+    let private = Private::start(Setup::postgres()).await;
+    // The code of a lock that another transaction holds.
+    break_notifications(&private, "55P03").await;
+    let (backend, mutex) = (private.store.backend().await, name("evicted"));
+    let (mut holder, mut waiter) = (open(&backend, &mutex).await, open(&backend, &mutex).await);
+    take(&mut *holder).await;
+    assert!(matches!(waiter.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
+    let evicted = soon("an eviction", backend.evict(&mutex, EvictIf::Any)).await;
+    let evicted = evicted.expect("broken: an eviction needs no notification");
+    assert!(matches!(evicted, Eviction::Freed { .. }), "{evicted:?}");
+    take(&mut *waiter).await;
 }
 
 /// Two statements are sent alone, the third one is sent as a batch of one.
@@ -382,10 +444,24 @@ async fn no_notification_is_sent_to_a_waiter_that_cannot_listen() {
 /// A notification takes a lock that the whole server shares. Another program holds it while it waits for a standby.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_needs_no_lock_that_another_program_holds() {
+    releases_need_no_lock_that_another_program_holds("pooler=auto").await;
+}
+
+/// Behind a pooler one statement is in flight at a time, and the session has no `lock_timeout`.
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_a_pooler_no_lock_that_another_program_holds_delays_a_renewal() {
+    releases_need_no_lock_that_another_program_holds("pooler=true").await;
+}
+
+/// Releases mutexes with waiters and renews another one, over a handle with these keys.
+async fn releases_need_no_lock_that_another_program_holds(keys: &str) {
     let private = Private::start(Setup::postgres()).await;
     let admin = private.store.admin().await;
     admin.batch_execute(&format!("ALTER ROLE {USER} SET synchronous_commit = local")).await.unwrap();
-    let (holding, waiting) = (private.store.backend().await, private.store.backend().await);
+    let (holding, waiting) =
+        (private.store.clone().with_keys(keys).backend().await, private.store.backend().await);
+    let mut renewed = open(&holding, &name("renewed")).await;
+    take(&mut *renewed).await;
     let (mut holders, mut waiters) = (Vec::new(), Vec::new());
     for _ in 0..8 {
         let mutex = name("standby");
@@ -413,6 +489,12 @@ async fn a_release_needs_no_lock_that_another_program_holds() {
     let released = holders.iter_mut().map(|(holder, token)| holder.release(Holding::Under(*token)));
     for released in soon("all releases", futures_util::future::join_all(released)).await {
         released.expect("broken: a release needs no notification");
+    }
+    // The background tasks that notify the waiters run meanwhile.
+    for _ in 0..20 {
+        let renewal = soon("a renewal", renewed.contend(Prior::Held)).await;
+        assert!(matches!(renewal.expect("broken: a renewal is answered"), Answer::Ours(_)));
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     admin.execute("SELECT pg_cancel_backend($1)", &[&stuck]).await.unwrap();
     soon("the other program continues", notifying).await.unwrap().unwrap();
@@ -467,6 +549,7 @@ async fn a_locked_row_delays_no_wakeup_of_another_mutex() {
         let mut session = open(&backend, &stuck).await;
         assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Held(_)));
         leaving.push(session);
+        assert!(matches!(holder.contend(Prior::Held).await.unwrap(), Answer::Ours(_)));
     }
     let mut first = open(&backend, &other).await;
     let token = take(&mut *first).await;

@@ -1,6 +1,6 @@
 -- Releases what each session holds, under its token unless that is negative, and notifies the next waiter.
--- Without a token, a take of the session may still run, sent over a connection that has ended. So the token of a row
--- that is free, or that this statement frees, is increased: such a take then acquires nothing.
+-- Without a token, a take of the session may still run, sent over a connection that has ended. So a row that is free is
+-- changed too: a take that has read the row already then acquires nothing, see take.sql.
 WITH due AS (
     SELECT w.mutex, w.session, w.token FROM unnest($1::text[], $2::text[], $3::bigint[]) AS w (mutex, session, token)
     CROSS JOIN LATERAL (
@@ -11,7 +11,6 @@ WITH due AS (
         FOR NO KEY UPDATE SKIP LOCKED) h
     WHERE {unsynced}
 )
-UPDATE {mutex} m SET {free},
-    token = m.token + CASE WHEN due.token < 0 AND m.token < 9223372036854775807 THEN 1 ELSE 0 END
+UPDATE {mutex} m SET {free}
 FROM due WHERE m.mutex = due.mutex AND m.mutex = ANY($1::text[])
 RETURNING due.session, {notified}, m.watched

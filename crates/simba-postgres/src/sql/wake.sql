@@ -7,4 +7,4 @@ SELECT
     m.watched,
     (SELECT count({notify}(w.channel, 'owner ' || w.mutex)) FROM {waiter} w
         WHERE w.mutex = $1 AND w.watches AND w.until > clock_timestamp())
-FROM {mutex} m WHERE m.mutex = $1
+FROM {mutex} m WHERE {unsynced} AND m.mutex = $1

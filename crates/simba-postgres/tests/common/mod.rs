@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use simba_core::spi::{Answer, Backend as _, Claim, ConnectUrl, Intent, Operate, Prior, Session};
-use simba_core::{ContenderId, FencingToken, Lease, MutexName};
+use simba_core::spi::{Answer, Backend, Claim, ConnectUrl, Intent, Operate, Prior, Session};
+use simba_core::{ContenderId, Contention, FencingToken, Lease, MutexName, Simba, Tenure};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::{Server, Setup};
 use simba_tck::{Connection, FaultProxy, Fixture, async_trait};
@@ -22,7 +22,7 @@ pub const SCHEMA: &str = "simba_tck";
 /// The key of the advisory lock that serialises the set-up of the server.
 const SETUP: i64 = 0x51_3b_a0;
 /// The timeout for logins and statements on a busy machine, where a test does not depend on it.
-const LONG_TIMEOUT: Duration = Duration::from_secs(20);
+pub const LONG_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A server and its URL.
 #[derive(Clone, Debug)]
@@ -45,6 +45,16 @@ impl Store {
 
     pub fn with_keys(self, keys: &str) -> Self {
         Self { keys: format!("{}&{keys}", self.keys), ..self }
+    }
+
+    /// Adds a key unless the test has set it.
+    fn with_default(self, key: &str, value: &str) -> Self {
+        let key = format!("&{key}=");
+        if self.keys.contains(&key) {
+            self
+        } else {
+            Self { keys: format!("{}{key}{value}", self.keys), ..self }
+        }
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -107,17 +117,19 @@ impl Store {
         admin.execute("SELECT pg_advisory_unlock($1)", &[&SETUP]).await.expect("a lock");
     }
 
-    /// Connects directly, as the least privileged user. No network fault is injected, so a statement may take long.
+    /// Connects directly, as the least privileged user. No network fault is injected, so a statement may take long, and
+    /// so may the disk while another statement has locked a row.
     pub async fn backend(&self) -> PostgresBackend {
         self.set_up().await;
-        let config = self.config(self.address()).with_statement_timeout(LONG_TIMEOUT);
-        PostgresBackend::connect(config).await.expect("a connection")
+        let store = self.clone().with_default("statement_timeout", "20s").with_default("lock_timeout", "20s");
+        PostgresBackend::connect(store.config(store.address())).await.expect("a connection")
     }
 
-    /// Connects through a proxy, and returns both.
+    /// Connects through a proxy, and returns both. The test for a pooler can fail on a busy machine.
     pub async fn proxied(&self) -> (PostgresBackend, Arc<FaultProxy>) {
         self.set_up().await;
-        behind_proxy(self.address(), |address| PostgresBackend::connect(self.config(address))).await
+        let store = self.clone().with_default("pooler", "false");
+        behind_proxy(store.address(), |address| PostgresBackend::connect(store.config(address))).await
     }
 }
 
@@ -162,6 +174,40 @@ impl Fixture for Private {
     }
 }
 
+/// Connects directly, with the lease of the fault matrix.
+pub async fn simba(store: &Store) -> Simba {
+    simba_tck::explain_failures();
+    Simba::builder(Arc::new(store.backend().await) as Arc<dyn Backend>).with_lease(lease()).build()
+}
+
+/// Starts a contention.
+pub fn contend(simba: &Simba, mutex: &MutexName) -> Contention {
+    let contention = simba.contend(mutex.clone());
+    contention.start().expect("a start");
+    contention
+}
+
+/// Waits until the contention leads.
+pub async fn leads(contention: &Contention) -> Tenure {
+    soon("a leader", contention.acquired()).await.expect("a tenure")
+}
+
+/// Returns a lease that is renewed as often, and is not lost while the machine pauses.
+pub fn unpaused() -> Lease {
+    Lease::new(lease().ttl(), Duration::from_secs(30)).expect("a lease")
+}
+
+/// Checks for a duration that leaders keep their mutexes.
+pub async fn stays(tenures: &[Tenure], length: Duration) {
+    let end = tokio::time::Instant::now() + length;
+    while tokio::time::Instant::now() < end {
+        for tenure in tenures {
+            assert_eq!(tenure.loss(), None, "broken: {} keeps its leader", tenure.mutex());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 /// Opens a session that queues.
 pub async fn open(backend: &PostgresBackend, mutex: &MutexName) -> Box<dyn Session> {
     open_as(backend, mutex, Intent::Queue).await
@@ -201,10 +247,10 @@ pub async fn alter_system(admin: &Client, setting: &str, value: &str) {
     soon("the server reads its configuration", reloaded).await;
 }
 
-/// Returns how many statements of this application wait for a lock.
+/// Returns how many statements of this application wait for a row.
 pub async fn lock_waits(admin: &Client, application: &str) -> i64 {
-    let count =
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'";
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock' \
+         AND wait_event IN ('transactionid', 'tuple')";
     admin.query_one(count, &[&application]).await.expect("an answer").get(0)
 }
 
