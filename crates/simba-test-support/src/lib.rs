@@ -36,9 +36,11 @@ pub fn name() -> MutexName {
     name_for("row")
 }
 
-/// Returns a name that no other test uses and that begins with `what`.
+/// Returns a name that no other test uses and that begins with `what`. From the first call on, failing tests of the
+/// process [explain themselves](simba_tck::explain_failures).
 #[must_use]
 pub fn name_for(what: &str) -> MutexName {
+    simba_tck::explain_failures();
     let nonce: String = std::iter::repeat_with(fastrand::alphanumeric).take(12).collect();
     MutexName::new(format!("{what}-{}", nonce.to_lowercase())).unwrap()
 }

@@ -1,4 +1,4 @@
-//! TLS, credentials, rights, and secrets that no text may contain.
+//! TLS, credentials and rights.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::raw::Raw;
-use common::{Zookeeper, ZookeeperStore, as_least, connect};
+use common::sasl::{SASL_PASSWORD, sasl_server, write_users};
+use common::{Zookeeper, as_least, connect};
 use simba_core::{ErrorKind, Simba};
 use simba_servers::{Certificates, Server, Setup, shared};
 use simba_tck::run_sample;
-use simba_test_support::{Logs, follows_password_file, queue};
+use simba_test_support::follows_password_file;
 use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
 use tokio::time::timeout;
 
@@ -72,27 +73,6 @@ async fn row_66_a_plain_server_is_rejected_if_tls_is_required() {
     assert!(matches!(error.kind(), ErrorKind::Config | ErrorKind::Unavailable), "{error:?}");
 }
 
-const SASL_PASSWORD: &str = "canary-sasl";
-
-/// Writes the file with the users of a server, which it reads when it starts.
-fn write_users(file: &Path, password: &str) {
-    let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
-    std::fs::write(file, format!("Server {{ {module} required user_tck=\"{password}\"; }};\n")).unwrap();
-}
-
-/// Starts a server that requires a password.
-fn sasl_server(dir: &Path) -> Server {
-    let users = dir.join("users");
-    write_users(&users, SASL_PASSWORD);
-    Setup::zookeeper()
-        .with_setting("authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider")
-        .with_setting("enforce.auth.enabled=true")
-        .with_setting("enforce.auth.schemes=sasl")
-        .with_env("JDK_JAVA_OPTIONS", format!("-Djava.security.auth.login.config={}", users.display()))
-        .start()
-        .unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_runs_with_sasl() {
     let dir = tempfile::tempdir().unwrap();
@@ -139,25 +119,6 @@ async fn row_65_a_user_without_rights_is_denied() {
         let error = simba.operate().unwrap().list().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
     }
-}
-
-#[tokio::test]
-async fn row_64_no_text_shows_the_password() {
-    let logs = Logs::capture();
-    let dir = tempfile::tempdir().unwrap();
-    let sasl = sasl_server(dir.path());
-    let plain = shared("SIMBA_TCK_ZOOKEEPER");
-    let plain = plain.strip_prefix("zookeeper://").unwrap();
-    let shown = queue::shown::<ZookeeperStore>([
-        format!("zookeeper://tck:{SASL_PASSWORD}@{}?auth=sasl", sasl.address()),
-        format!("zookeeper://wrong:{SASL_PASSWORD}@{}?auth=sasl", sasl.address()),
-        format!("zookeeper://wrong:{SASL_PASSWORD}@{plain}/least-rights"),
-        format!("zookeeper://wrong:{SASL_PASSWORD}@{plain}/no/such"),
-        format!("zookeeper://wrong:{SASL_PASSWORD}@127.0.0.1:1"),
-        format!("zookeepers://wrong:{SASL_PASSWORD}@{plain}"),
-        format!("zookeeper://wrong:{SASL_PASSWORD}@{plain}?auth=other"),
-    ]);
-    logs.assert_without(SASL_PASSWORD, &shown.await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use simba_core::spi::{Answer, Backend, Claim, ConnectUrl, Intent, Operate, Prior, Session};
-use simba_core::{ContenderId, Contention, FencingToken, Lease, MutexName, Simba, Tenure};
+use simba_core::{ContenderId, Contention, FencingToken, Lease, MutexName, Result, Simba, Tenure};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::{Server, Setup};
 use simba_tck::{Connection, FaultProxy, Fixture, async_trait};
@@ -343,4 +343,19 @@ pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
 /// Polls until a condition holds, for at most [`SOON`].
 pub async fn until(what: &str, reached: impl FnMut() -> bool) {
     simba_test_support::until_within(SOON, what, reached).await;
+}
+
+/// Connects. Unless the URL has a timeout, a login or a statement may take long, as on a busy machine.
+pub async fn connect(url: &str) -> Result<PostgresBackend> {
+    let url: ConnectUrl = url.parse().expect("a valid URL");
+    let config = PostgresConfig::from_url(&url)?;
+    let config = match url.query("connect_timeout") {
+        Some(_) => config,
+        None => config.with_connect_timeout(LONG_TIMEOUT),
+    };
+    let config = match url.query("statement_timeout") {
+        Some(_) => config,
+        None => config.with_statement_timeout(LONG_TIMEOUT),
+    };
+    soon("a connect ends", PostgresBackend::connect(config)).await
 }

@@ -4,6 +4,7 @@
 
 pub(crate) mod peers;
 pub(crate) mod raw;
+pub(crate) mod sasl;
 
 use std::time::Duration;
 
