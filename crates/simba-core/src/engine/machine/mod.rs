@@ -11,7 +11,7 @@ use super::action::{Action, Input, Mode, Request, Settings, Wait, Wake};
 use super::pacing::Pacing;
 use crate::backend::{Holding, Prior};
 use crate::clock::Moment;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::seeded::{self, Bug};
 use crate::types::{ContenderId, FencingToken, Loss};
 
@@ -42,6 +42,8 @@ pub(crate) struct Machine {
     announced: bool,
     /// The token of the last tenure. The next tenure begins under a greater token only.
     last: Option<FencingToken>,
+    /// The error of the last release, after which this contender started anew.
+    unconfirmed: Option<Unconfirmed>,
     /// When the next call is due.
     due: Moment,
     /// When the last call was sent.
@@ -64,6 +66,14 @@ struct Held {
     token: FencingToken,
     deadline: Moment,
     grace: Duration,
+}
+
+/// A release that the store did not confirm.
+#[derive(Clone, Debug)]
+struct Unconfirmed {
+    error: Error,
+    /// The end of the lease that the store may still have.
+    until: Moment,
 }
 
 #[derive(Debug)]
@@ -113,6 +123,7 @@ impl Machine {
             acquired_at: start,
             announced: false,
             last: None,
+            unconfirmed: None,
             due: start,
             sent: start,
             not_before: start,
@@ -156,6 +167,15 @@ impl Machine {
 
     /// Returns what to do now. An action that is not a call counts as done when this is called again.
     pub(crate) fn next(&mut self, now: Moment, input: Input) -> Action {
+        let stopped = input.shutdown || input.request == Request::Stop;
+        // A stop during a release ends with the result of that release.
+        if let Phase::Leaving(Leaving { then, .. }) | Phase::Left(then, _) = &mut self.phase
+            && stopped
+            && !matches!(then, Then::Finish)
+        {
+            *then = Then::Finish;
+            return Action::Conclude(Ok(()));
+        }
         if let Phase::Leaving(Leaving { then, .. }) = self.phase
             && !self.must_release()
         {
@@ -169,7 +189,9 @@ impl Machine {
                 Action::Conclude(outcome)
             }
             Phase::Leaving(leaving) => self.release(now, *leaving),
-            Phase::Left(Then::Finish, left) => Action::Finish(left.clone()),
+            Phase::Left(Then::Finish, left) => {
+                Action::Finish(left.clone().and_then(|()| self.confirmed(now)))
+            }
             Phase::Left(Then::Cooldown(_), left) => Action::StartAnew(left.clone()),
             // The error of the token says more than that of the release.
             Phase::Left(Then::Retry(_), _) => Action::StartAnew(Ok(())),
@@ -245,6 +267,14 @@ impl Machine {
         self.unanswered = true;
         let left = self.held.map(|held| held.deadline - now).filter(|_| !seeded::on(Bug::Resurrect));
         Action::Contend(prior, self.pacing().call_limit(left))
+    }
+
+    /// Returns the error of the release before this contender started anew, until the lease at the store has ended.
+    fn confirmed(&self, now: Moment) -> Result<()> {
+        match &self.unconfirmed {
+            Some(Unconfirmed { error, until }) if now < *until => Err(error.clone()),
+            _ => Ok(()),
+        }
     }
 
     fn leave(&mut self, now: Moment, then: Then) {
