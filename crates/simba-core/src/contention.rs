@@ -410,7 +410,7 @@ async fn dispatch<C: Contender>(contender: Arc<tokio::sync::Mutex<C>>, link: Lin
     let mut last = None;
     while let Some((tenure, state)) = link.next(last.as_ref()).await {
         // A graceful end waits for this work, so the mutex is freed only after `on_released`.
-        if let Some(work) = tenure.begin() {
+        if let Some(work) = tenure.begin_work() {
             run_callback(&tenure, async { contender.on_acquired(&tenure, &state).await }).await;
             loop {
                 tenure.expiring().await;

@@ -289,7 +289,7 @@ impl Hold {
 
     /// Creates a guard for the tenure. Fails if the tenure has ended meanwhile.
     fn guarded(self, tenure: Tenure) -> Result<Guard> {
-        let Some(work) = tenure.begin() else { return Err(lost(&tenure)) };
+        let Some(work) = tenure.begin_work() else { return Err(lost(&tenure)) };
         Ok(Guard { work: Some(work), hold: self, tenure })
     }
 

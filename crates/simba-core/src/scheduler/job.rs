@@ -244,11 +244,11 @@ where
                     continue;
                 }
                 Next::At(moment) => moment,
-                Next::Never => return tenure.closing().await,
+                Next::Never => return tenure.end_announced().await,
             };
             tokio::select! {
                 biased;
-                () = tenure.closing(), if !seeded::on(Bug::TickWithoutTenure) => {}
+                () = tenure.end_announced(), if !seeded::on(Bug::TickWithoutTenure) => {}
                 () = clock.sleep_until(next) => {}
             }
         }

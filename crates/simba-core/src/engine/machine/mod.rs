@@ -60,7 +60,7 @@ pub(crate) struct Machine {
     hinted: bool,
 }
 
-/// What the machine needs of the last [grant](super::pacing::Grant): one is stored for every held mutex.
+/// What the machine needs of the last [grant](crate::tenure::Grant): one is stored for every held mutex.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     token: FencingToken,
@@ -185,7 +185,7 @@ impl Machine {
             Phase::Contending => self.contend(now, input),
             Phase::Ending(outcome) => {
                 let outcome = outcome.clone();
-                self.leave(now, Then::Finish);
+                self.begin_release(now, Then::Finish);
                 Action::Conclude(outcome)
             }
             Phase::Leaving(leaving) => self.release(now, *leaving),
@@ -202,7 +202,7 @@ impl Machine {
         let kept_until = match input.request {
             _ if input.shutdown => return self.stop(),
             Request::StepDown(cooldown) => {
-                self.leave(now, Then::Cooldown(cooldown));
+                self.begin_release(now, Then::Cooldown(cooldown));
                 return Action::Close(Loss::SteppedDown);
             }
             Request::Stop => match self.kept_until(now, input.used) {
@@ -277,7 +277,7 @@ impl Machine {
         }
     }
 
-    fn leave(&mut self, now: Moment, then: Then) {
+    fn begin_release(&mut self, now: Moment, then: Then) {
         self.due = now;
         self.phase = Phase::Leaving(Leaving { then, tries: 0, end: now });
     }

@@ -6,9 +6,9 @@ use super::{Held, Machine, Phase, Then, Unconfirmed};
 use crate::backend::{Answer, Ownership, Prior};
 use crate::clock::Moment;
 use crate::engine::action::{Mode, News, Reply, Step};
-use crate::engine::pacing::Grant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
+use crate::tenure::Grant;
 use crate::types::{ContenderId, FencingToken, Loss};
 
 impl Machine {
@@ -170,7 +170,7 @@ impl Machine {
         if let Phase::Contending = self.phase {
             // If the release is not confirmed, the new contender finds the mutex held until the lease ends.
             let due = self.due;
-            self.leave(now, Then::Retry(due));
+            self.begin_release(now, Then::Retry(due));
         }
         Step { lost, news: News::OldToken(error) }
     }

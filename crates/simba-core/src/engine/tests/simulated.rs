@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::backend::Holding;
-use crate::engine::pacing::Grant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::tenure::Grant;
 use crate::types::Loss;
 
 /// What happens to one call.
