@@ -216,8 +216,8 @@ pub enum Prior {
     /// Unknown: an unanswered call may have acquired. Adopt a hold under the own id, with its token.
     Unknown,
     /// The mutex under this token, whose tenure ended here before the store's lease did. If the
-    /// store still has the hold under this token, release it and acquire again with a greater token
-    /// when no waiter is before this session, so that late writes of the lost tenure are fenced off. The engine begins
+    /// store still has the hold under this token, replace it by one with a greater token, so that late writes of the
+    /// lost tenure are fenced off. The backend decides whether waiters come first: then this session queues. The engine begins
     /// no tenure under a token that is not greater than the last one: it releases the mutex and reports
     /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol).
     Lapsed(FencingToken),
@@ -238,6 +238,9 @@ pub enum Holding {
 }
 
 /// The store's answer to [`Session::contend`].
+///
+/// Exhaustive, unlike the other enums of this module: code that passes answers on or changes them, such as a fault
+/// injector, handles every one. A wildcard there would hide a new answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// This session holds the mutex, acquired or renewed.
