@@ -42,7 +42,7 @@ pub(crate) struct Machine {
     announced: bool,
     /// The token of the last tenure. The next tenure begins under a greater token only.
     last: Option<FencingToken>,
-    /// The error of the last release, after which this contender started anew.
+    /// The last release that the store did not confirm.
     unconfirmed: Option<Unconfirmed>,
     /// When the next call is due.
     due: Moment,
@@ -69,7 +69,7 @@ struct Held {
 }
 
 /// A release that the store did not confirm.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Unconfirmed {
     error: Error,
     /// The end of the lease that the store may still have.
@@ -269,7 +269,7 @@ impl Machine {
         Action::Contend(prior, self.pacing().call_limit(left))
     }
 
-    /// Returns the error of the release before this contender started anew, until the lease at the store has ended.
+    /// Returns the error of a release under an earlier id, as long as the store may have its lease.
     fn confirmed(&self, now: Moment) -> Result<()> {
         match &self.unconfirmed {
             Some(Unconfirmed { error, until }) if now < *until => Err(error.clone()),
