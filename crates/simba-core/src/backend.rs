@@ -215,10 +215,10 @@ pub enum Prior {
     Nothing,
     /// Unknown: an unanswered call may have acquired. Adopt a hold under the own id, with its token.
     Unknown,
-    /// The mutex under this token, whose tenure ended here before the store's lease did. If the
-    /// store still has the hold under this token, release it and acquire again with a greater token
-    /// when no waiter is before this session, so that late writes of the lost tenure are fenced off. The engine begins
-    /// no tenure under a token that is not greater than the last one: it releases the mutex and reports
+    /// The mutex under this token, whose tenure ended here before the store's lease did. If the store still has the
+    /// hold under this token, replace it with a hold under a greater token, so that late writes of the lost tenure are
+    /// fenced off. A backend may free the hold and let an earlier waiter acquire instead; this session then queues. The
+    /// engine begins no tenure under a token that is not greater than the last one: it releases the mutex and reports
     /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol).
     Lapsed(FencingToken),
     /// The mutex, according to the last answer. Renew it; its token stays.
@@ -238,6 +238,9 @@ pub enum Holding {
 }
 
 /// The store's answer to [`Session::contend`].
+///
+/// Exhaustive, unlike the other enums of this module: code that passes answers on or changes them, such as a fault
+/// injector, handles every one. A wildcard there would hide a new answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// This session holds the mutex, acquired or renewed.

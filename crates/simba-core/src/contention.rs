@@ -106,6 +106,8 @@ type Dispatch = Box<dyn Fn(Link) -> BoxFuture<'static, ()> + Send + Sync>;
 /// The driver of one start. Dropping it stops the driver.
 struct Running {
     link: Link,
+    /// The drivers of earlier starts whose stop was not complete at this one.
+    previous: Vec<Link>,
 }
 
 /// The status of a contention.
@@ -156,8 +158,10 @@ impl Contention {
         Self { initial_delay, ..self }
     }
 
-    /// Starts contending. If a stop is not complete, the first call to the store follows it. Does nothing if it runs
-    /// already. It contends until this value is dropped.
+    /// Starts contending. Does nothing if it runs already. It contends until this value is dropped.
+    ///
+    /// If a stop is not complete, this start waits for it, but for no longer than the time limit of one call: a third of
+    /// the ttl, at most five seconds. Then it contends like any other contender, and waits while the stop keeps the mutex.
     ///
     /// # Errors
     ///
@@ -178,13 +182,16 @@ impl Contention {
         if let Some(dispatch) = &self.dispatch {
             self.core.spawn_detached(dispatch(link.clone()))?;
         }
-        *running = Some(Running { link });
+        let previous = running.as_ref().map(Running::unfinished).unwrap_or_default();
+        *running = Some(Running { link, previous });
         Ok(())
     }
 
     /// Stops contending: notifies the work to stop, waits for it until the deadline at most, calls
     /// `on_released`, frees the mutex and wakes the next waiter. May be called in any state, any number of times. A
     /// call from within a callback or the work itself would wait for its caller until the deadline.
+    ///
+    /// Waits for earlier stops as well that were not complete when it was started again.
     ///
     /// # Errors
     ///
@@ -194,12 +201,13 @@ impl Contention {
     ///
     /// A dropped call continues in the background.
     pub async fn stop(&self) -> Result<()> {
-        let Some(link) = self.link() else { return Ok(()) };
-        if link.is_done() {
-            return Ok(());
+        let unfinished = self.running().as_ref().map(Running::unfinished).unwrap_or_default();
+        unfinished.iter().for_each(Link::stop);
+        let mut stopped = Ok(());
+        for link in unfinished {
+            stopped = stopped.and(link.done().await);
         }
-        link.stop();
-        link.done().await
+        stopped
     }
 
     /// Releases the mutex gracefully and does not contend for `cooldown`, so that another contender can lead.
@@ -231,6 +239,7 @@ impl Contention {
     /// the output of that run.
     ///
     /// A run that its tenure does not outlast is dropped, as by [`Tenure::run`], and the next tenure begins another one.
+    /// A panic of `work` stops the contention in the background.
     ///
     /// # Errors
     ///
@@ -259,6 +268,7 @@ impl Contention {
         F: Future,
     {
         self.start()?;
+        let _stop = self.stop_on_panic();
         loop {
             let tenure = self.acquired().await?;
             if let Ok(output) = tenure.run(work(tenure.clone())).await {
@@ -266,9 +276,7 @@ impl Contention {
                 return Ok(output);
             }
             // The work was dropped before the deadline. A late renewal keeps the tenure, otherwise the next one begins.
-            if !tenure.renewed().await {
-                tenure.lost().await;
-            }
+            tenure.renewed().await;
         }
     }
 
@@ -333,6 +341,11 @@ impl Contention {
         }
     }
 
+    /// Returns a value that requests a stop if it is dropped by a panic: nothing uses the mutex from then on.
+    pub(crate) fn stop_on_panic(&self) -> StopOnPanic<'_> {
+        StopOnPanic(self)
+    }
+
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }
@@ -348,17 +361,33 @@ impl Contention {
 
 impl Running {
     fn status(&self) -> Status {
-        match (self.link.is_done(), self.link.is_active()) {
+        match (self.unfinished().is_empty(), self.link.is_active()) {
             (true, _) => Status::Idle,
             (false, true) => Status::Running,
             (false, false) => Status::Stopping,
         }
+    }
+
+    /// Returns the drivers that have not left the store, in the order of their start.
+    fn unfinished(&self) -> Vec<Link> {
+        self.previous.iter().chain([&self.link]).filter(|link| !link.is_done()).cloned().collect()
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         self.link.stop();
+    }
+}
+
+/// Requests a stop of a contention when it is dropped during a panic.
+pub(crate) struct StopOnPanic<'a>(&'a Contention);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.request_stop();
+        }
     }
 }
 
@@ -381,7 +410,7 @@ async fn dispatch<C: Contender>(contender: Arc<tokio::sync::Mutex<C>>, link: Lin
     let mut last = None;
     while let Some((tenure, state)) = link.next(last.as_ref()).await {
         // A graceful end waits for this work, so the mutex is freed only after `on_released`.
-        if let Some(work) = tenure.begin() {
+        if let Some(work) = tenure.begin_work() {
             run_callback(&tenure, async { contender.on_acquired(&tenure, &state).await }).await;
             loop {
                 tenure.expiring().await;

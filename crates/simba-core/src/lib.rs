@@ -65,6 +65,7 @@
 //! | `simba_store_errors_total` | calls to the store that failed, by `kind` |
 
 mod backend;
+mod block;
 pub mod blocking;
 pub mod clock;
 mod contention;

@@ -101,7 +101,8 @@ impl Locker {
         Self { min_hold, ..self }
     }
 
-    /// Sets how long a lock waits for a store that cannot be reached; default: one lease.
+    /// Sets how long a lock waits for a store that cannot be reached; default: one lease, or the timeout of
+    /// [`lock_timeout`](Self::lock_timeout) if that is longer.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience: Some(patience), ..self }
@@ -127,7 +128,7 @@ impl Locker {
     /// keeps the queue entry or renews the mutex in the background.
     pub async fn lock(&self) -> Result<Guard> {
         let began = self.core.clock.now();
-        let hold = self.attempt(Mode::Once(self.patience()))?;
+        let hold = self.attempt(Mode::Once(self.patience.unwrap_or(self.lease.total())))?;
         let acquired = hold.acquired().await;
         self.locked(hold, acquired, began)
     }
@@ -164,7 +165,8 @@ impl Locker {
             return self.try_once().await?.map_err(|link| self.timed_out(&link, timeout));
         }
         let began = self.core.clock.now();
-        let hold = self.attempt(Mode::Once(self.patience().max(timeout)))?;
+        let patience = self.patience.unwrap_or(self.lease.total().max(timeout));
+        let hold = self.attempt(Mode::Once(patience))?;
         let acquired = match within(&*self.core.clock, timeout, hold.acquired()).await {
             Some(acquired) => acquired,
             // It may have been acquired while the timeout passed.
@@ -202,10 +204,6 @@ impl Locker {
     #[must_use]
     pub fn last_holder(&self) -> MutexOwner {
         self.last().as_ref().map_or(MutexOwner::none(), Link::owner)
-    }
-
-    fn patience(&self) -> Duration {
-        self.patience.unwrap_or_else(|| self.lease.total())
     }
 
     /// Starts an attempt. Fails if a guard exists or a lock is awaited.
@@ -291,7 +289,7 @@ impl Hold {
 
     /// Creates a guard for the tenure. Fails if the tenure has ended meanwhile.
     fn guarded(self, tenure: Tenure) -> Result<Guard> {
-        let Some(work) = tenure.begin() else { return Err(lost(&tenure)) };
+        let Some(work) = tenure.begin_work() else { return Err(lost(&tenure)) };
         Ok(Guard { work: Some(work), hold: self, tenure })
     }
 

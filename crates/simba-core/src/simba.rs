@@ -168,9 +168,10 @@ impl Simba {
     /// to stop and awaited until its deadline at most, every mutex is freed, every queue left, the
     /// connections closed.
     ///
-    /// It waits for at most one lease, the longest that was used or is this handle's, and longer only if the store
-    /// granted more: until the latest deadline of all tenures. By then every mutex is lost or free. A contender that
-    /// has not ended by then, such as one on a runtime that is not polled, is left behind with a warning.
+    /// It waits for the contenders for at most one lease, the longest that was used or is this handle's, or until the
+    /// latest deadline of all tenures, if the store granted more. By then every mutex is lost or free. A contender that
+    /// has not ended by then, such as one on a runtime that is not polled, is left behind with a warning. Closing the
+    /// connections takes at most another ttl of this handle's lease.
     ///
     /// # Cancel safety
     ///

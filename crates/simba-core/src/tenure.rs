@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::blocking;
+use crate::block;
 use crate::clock::{Clock, Moment};
-use crate::engine::Grant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
 use crate::types::{ContenderId, FencingToken, Loss, MutexName};
@@ -58,7 +57,7 @@ struct State {
     deadline: Moment,
     grace: Duration,
     /// The announced reason: work should stop, and no work may start.
-    closing: Option<Loss>,
+    announced: Option<Loss>,
     ended: Option<Loss>,
     /// The number of running pieces of work that a graceful end waits for.
     work: u32,
@@ -181,7 +180,7 @@ impl Tenure {
     ///
     /// Dropping the call drops the work.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        let Some(_running) = self.begin() else { return Err(self.lost_error()) };
+        let Some(_running) = self.begin_work() else { return Err(self.lost_error()) };
         let mut work = pin!(work);
         tokio::select! {
             biased;
@@ -219,7 +218,7 @@ impl Tenure {
     /// [`ErrorKind::Unavailable`] if the system cannot start a thread.
     pub fn watchdog(&self, act: impl FnOnce(Loss) + Send + 'static) -> Result<()> {
         let tenure = self.clone();
-        let watch = move || match blocking::wait(tenure.lost()) {
+        let watch = move || match block::wait(tenure.lost()) {
             Loss::Released | Loss::SteppedDown => {}
             loss => act(loss),
         };
@@ -259,12 +258,22 @@ impl Tenure {
     }
 
     fn lost_error(&self) -> Error {
-        let why = self.inner.state.read(|state| state.ended.clone().or_else(|| state.closing.clone()));
+        let why = self.inner.state.read(|state| state.ended.clone().or_else(|| state.announced.clone()));
         Error::lost(why.unwrap_or(Loss::Deadline)).with_mutex(self.mutex())
     }
 }
 
 // ===== the engine's side =====
+
+/// The lease that one answer of the store grants, in moments of the local clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    pub(crate) token: FencingToken,
+    pub(crate) sent: Moment,
+    pub(crate) renew_at: Moment,
+    pub(crate) deadline: Moment,
+    pub(crate) grace: Duration,
+}
 
 impl Tenure {
     pub(crate) fn new(
@@ -276,7 +285,7 @@ impl Tenure {
     ) -> Self {
         let Grant { token, sent: acquired_at, deadline, grace, .. } = grant;
         let cap = max_hold.map(|max_hold| acquired_at + max_hold);
-        let state = State { deadline, grace, closing: None, ended: None, work: 0, used: false };
+        let state = State { deadline, grace, announced: None, ended: None, work: 0, used: false };
         let state = Watched::new(state);
         Self { inner: Arc::new(Inner { mutex, contender, token, clock, acquired_at, cap, state }) }
     }
@@ -302,8 +311,8 @@ impl Tenure {
     }
 
     /// Announces the end: work should stop, and no work may start. Returns the reason that was announced first.
-    pub(crate) fn close(&self, why: Loss) -> Loss {
-        self.inner.state.update(|state| state.closing.get_or_insert(why).clone())
+    pub(crate) fn announce_end(&self, why: Loss) -> Loss {
+        self.inner.state.update(|state| state.announced.get_or_insert(why).clone())
     }
 
     /// Ends the tenure with reason `why`, unless it has ended already. Returns the reason in effect.
@@ -318,7 +327,7 @@ impl Tenure {
     /// is the announced one, or `why`. Running work has lost the mutex, whatever was announced.
     pub(crate) fn abandon(&self, why: Loss) {
         self.inner.state.update(|state| {
-            let announced = state.closing.clone().unwrap_or(why);
+            let announced = state.announced.clone().unwrap_or(why);
             let why = if state.work == 0 { announced } else { Loss::Vanished };
             let why = self.inner.current_loss(state).unwrap_or(why);
             state.ended.get_or_insert(why);
@@ -326,7 +335,7 @@ impl Tenure {
     }
 
     /// Completes when the end is announced or reached.
-    pub(crate) async fn closing(&self) {
+    pub(crate) async fn end_announced(&self) {
         self.reached(|state| state.deadline, State::is_ending).await;
     }
 
@@ -336,7 +345,7 @@ impl Tenure {
         let Inner { state, clock, .. } = &*self.inner;
         tokio::select! {
             biased;
-            () = self.closing() => false,
+            () = self.end_announced() => false,
             () = state.until(|state| (clock.now() < state.expiring()).then_some(())) => true,
         }
     }
@@ -357,7 +366,7 @@ impl Tenure {
     }
 
     /// Starts work that a graceful end waits for. Returns `None` once the end is announced or reached.
-    pub(crate) fn begin(&self) -> Option<Work> {
+    pub(crate) fn begin_work(&self) -> Option<Work> {
         self.inner.state.update_quietly(|state| {
             self.inner.is_open(state).then(|| {
                 state.work += 1;
@@ -380,7 +389,7 @@ impl Tenure {
 
 impl Inner {
     fn is_open(&self, state: &State) -> bool {
-        state.closing.is_none() && self.current_loss(state).is_none()
+        state.announced.is_none() && self.current_loss(state).is_none()
     }
 
     /// Returns the reason of the end, or `None` while the tenure is valid. The only place that decides validity. The
@@ -399,7 +408,7 @@ impl Inner {
 impl State {
     /// Returns whether the end was announced or reached.
     fn is_ending(&self) -> bool {
-        self.closing.is_some() || self.ended.is_some()
+        self.announced.is_some() || self.ended.is_some()
     }
 
     fn expiring(&self) -> Moment {

@@ -255,7 +255,9 @@ fn another_contender_leads_after_a_step_down() {
     assert!(next.token() > tenure.token());
     assert_eq!(blocking::wait(tenure.lost()), Loss::SteppedDown);
     assert!(!first.is_owner() && second.is_owner());
+    assert!(!first.is_in_ttl() && second.is_in_ttl());
     assert!(second.owner().is_owner(next.contender()));
+    assert!(second.state().is_acquired(next.contender()));
 }
 
 #[test]
@@ -322,6 +324,7 @@ fn observer_returns_every_change_of_owner() {
     let store = MemoryBackend::new();
     let (one, other) = (simba(&store), simba(&store).with_lease(lease().with_poll(LONG).unwrap()));
     let mut observer = other.observe(NAME).unwrap();
+    assert_eq!(observer.mutex().as_str(), NAME);
     assert_eq!(observer.changed().unwrap(), View::Vacant);
     let guard = one.locker(NAME).lock().unwrap();
     let View::Owned(owner) = observer.changed().unwrap() else { panic!("{:?}", observer.view()) };
@@ -425,6 +428,18 @@ fn shutdown_waits_for_a_guard_on_another_thread() {
     simba.shutdown();
     assert_eq!(ended.load(Ordering::SeqCst), 1, "the work ended before the shutdown");
     working.join().unwrap();
+    assert_empty(&store);
+}
+
+#[test]
+fn shutdown_with_a_timeout_ends_by_it() {
+    let store = MemoryBackend::new();
+    let simba = simba(&store);
+    let guard = simba.locker(NAME).lock().unwrap();
+    assert_eq!(simba.shutdown_timeout(ms(10)).unwrap_err().kind(), ErrorKind::Timeout);
+    assert!(guard.is_held(), "the shutdown waits for the guard");
+    drop(guard);
+    simba.shutdown_timeout(LONG).unwrap();
     assert_empty(&store);
 }
 

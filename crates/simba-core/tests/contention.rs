@@ -914,6 +914,44 @@ async fn start_during_a_stop_follows_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn stop_after_restarts_waits_for_the_stop_before_them() {
+    for restarts in 1..=3 {
+        let (world, peer) = World::with_peer();
+        // Longer than a new start waits for the previous one.
+        let (contention, mut callbacks) = peer.recorded(&world, &[Duration::ZERO, CALL_LIMIT + ms(300)]);
+        let first = callbacks.next().await.tenure;
+        for _ in 0..restarts {
+            assert!(contention.stop().now_or_never().is_none());
+            contention.start().unwrap();
+        }
+        sleep(CALL_LIMIT).await;
+        world.queue_of(1).await;
+        assert!(first.is_held(), "the last start contends although the first stop is not complete");
+        assert!(contention.stop().now_or_never().is_none());
+        sleep(ms(1)).await;
+        assert_eq!(contention.status(), Status::Stopping);
+        contention.stop().await.unwrap();
+        assert_eq!((world.now(), contention.status()), (Moment::ZERO + CALL_LIMIT + ms(300), Status::Idle));
+        assert_eq!(first.loss(), Some(Loss::Released));
+        assert_eq!(callbacks.pairs().len(), 1);
+        world.assert_empty().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_after_a_restart_returns_the_error_of_the_stop_before_it() {
+    let (world, peer) = World::with_peer();
+    let (contention, _tenure) = peer.lead().await;
+    peer.switch.set(Passage::HANG);
+    assert!(contention.stop().now_or_never().is_none());
+    contention.start().unwrap();
+    sleep(ms(1)).await;
+    assert_eq!(contention.stop().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(until(&world, Moment::ZERO) <= RELEASE_LIMIT);
+    assert_eq!(contention.status(), Status::Idle);
+}
+
+#[tokio::test(start_paused = true)]
 async fn failed_start_keeps_the_status_of_the_stop() {
     let (world, peer) = World::with_peer();
     let (contention, mut callbacks) = peer.recorded(&world, &[Duration::ZERO, ms(100)]);
@@ -1004,6 +1042,37 @@ async fn unconfirmed_step_down_keeps_the_cooldown() {
     let back = leader.acquired().await.unwrap();
     assert!((lost + secs(5)..=lost + RELEASE_LIMIT + secs(5)).contains(&back.acquired_at()));
     assert!(back.token() > tenure.token());
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_during_the_release_of_a_step_down_returns_its_error() {
+    let (world, peer) = World::with_peer();
+    let (leader, tenure) = peer.lead().await;
+    peer.switch.set(Passage::HANG);
+    leader.step_down(secs(5));
+    assert_eq!(tenure.lost().await, Loss::SteppedDown);
+    let stepped = world.now();
+    sleep(ms(1)).await;
+    assert_eq!(peer.switch.count(Call::Release), 1, "the release is in flight");
+    assert_eq!(leader.stop().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(until(&world, stepped) <= RELEASE_LIMIT, "counted from the step-down");
+    assert_eq!(leader.status(), Status::Idle);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_during_a_cooldown_returns_the_error_of_the_release_until_the_lease_ends() {
+    for (pause, confirmed) in [(ms(1), false), (LEASE - ms(1), false), (LEASE, true)] {
+        let (world, peer) = World::with_peer();
+        let (leader, tenure) = peer.lead().await;
+        // Not retried: the release is given up at once.
+        peer.switch.once(Call::Release, Passage::fail(ErrorKind::Denied));
+        leader.step_down(secs(5));
+        assert_eq!(tenure.lost().await, Loss::SteppedDown);
+        sleep(pause).await;
+        assert_eq!(world.record().await.owner.is_none(), confirmed);
+        let stopped = leader.stop().await.map_err(|error| error.kind());
+        assert_eq!(stopped, if confirmed { Ok(()) } else { Err(ErrorKind::Denied) }, "after {pause:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,9 +4,11 @@
 
 mod common;
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use common::{NAME, TOTAL, World, ms, settled};
+use futures_util::poll;
 use simba_core::{ErrorKind, Loss, Status};
 use simba_tck::{Passage, Switch};
 
@@ -57,6 +59,55 @@ async fn lead_ends_with_an_error_when_the_contention_is_stopped() {
     assert!(contention.is_owner());
     contention.stop().await.unwrap();
     assert_eq!(leads.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    world.assert_empty().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_of_the_work_frees_the_mutex_while_the_contention_exists() {
+    for before_future in [false, true] {
+        let world = World::new();
+        let contention = Arc::new(world.simba().contend(NAME));
+        let leads = tokio::spawn({
+            let contention = Arc::clone(&contention);
+            let work = move |_| {
+                assert!(!before_future, "before the future");
+                async move { assert!(before_future, "in the future") }
+            };
+            async move { contention.lead(work).await }
+        });
+        assert!(leads.await.unwrap_err().is_panic());
+        world.assert_empty().await;
+        assert_eq!(contention.status(), Status::Idle);
+        let again = contention.lead(|tenure| async move { tenure.is_held() }).await;
+        assert!(again.unwrap(), "it can be started again");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_lead_drops_the_work_and_the_contention_goes_on() {
+    let world = World::new();
+    let contention = world.simba().contend(NAME);
+    let (working, dropped) = tokio::sync::oneshot::channel::<()>();
+    let mut working = Some(working);
+    {
+        let lead = contention.lead(|_| {
+            let working = working.take();
+            async move {
+                std::future::pending::<()>().await;
+                drop(working);
+            }
+        });
+        let mut lead = pin!(lead);
+        while !contention.is_owner() {
+            assert!(poll!(&mut lead).is_pending());
+            settled().await;
+        }
+        assert!(poll!(&mut lead).is_pending());
+    }
+    assert!(dropped.await.is_err());
+    world.sleep(3 * TOTAL).await;
+    assert!(contention.is_owner());
+    contention.stop().await.unwrap();
     world.assert_empty().await;
 }
 

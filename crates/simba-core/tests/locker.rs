@@ -198,6 +198,18 @@ async fn lock_fails_after_its_patience() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lock_timeout_ends_with_a_patience_that_is_shorter() {
+    for (patience, timeout) in [(TOTAL, 60 * TOTAL), (60 * TOTAL, TOTAL)] {
+        let world = World::new();
+        let (simba, switch) = world.handle();
+        switch.set(Passage::fail(ErrorKind::Unavailable));
+        let locker = simba.locker(NAME).with_patience(patience);
+        assert_eq!(locker.lock_timeout(timeout).await.unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(world.age(), TOTAL, "{patience:?} and {timeout:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn lock_survives_a_fault_that_is_shorter_than_its_patience() {
     for passage in [Passage::fail(ErrorKind::Unavailable), Passage::HANG] {
         // The seeds put the end of the fault everywhere in a call and in a pause.

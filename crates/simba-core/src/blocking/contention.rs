@@ -95,8 +95,14 @@ impl Contention {
             /// Returns whether this contender holds the mutex now.
             fn is_owner(&self) -> bool;
 
+            /// Returns whether this contender holds the mutex and its ttl has not ended, so renewals succeed.
+            fn is_in_ttl(&self) -> bool;
+
             /// Returns the owner in the last answer of the store, this contender or another.
             fn owner(&self) -> MutexOwner;
+
+            /// Returns the last change of owners that this contender observed.
+            fn state(&self) -> MutexState;
 
             /// Returns the label of the contender's ids, if one is set.
             fn label(&self) -> Option<&str>;

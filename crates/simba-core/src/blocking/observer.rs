@@ -5,6 +5,7 @@ use super::wait;
 use crate::delegate::delegate;
 use crate::error::{Error, Result};
 use crate::observer::View;
+use crate::types::MutexName;
 
 /// Watches the owner of one mutex. See [`crate::Observer`].
 #[derive(Debug)]
@@ -17,6 +18,9 @@ pub struct Observer {
 impl Observer {
     delegate! {
         inner {
+            /// Returns the mutex.
+            fn mutex(&self) -> &MutexName;
+
             /// Returns what is known now.
             fn view(&self) -> View;
 

@@ -1,5 +1,6 @@
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::contention::Contention;
 use super::engine::Engine;
@@ -138,5 +139,15 @@ impl Simba {
         let simba = self.inner.clone();
         // An error means that the engine ended, after its own shutdown.
         let _ = self.engine.run(async move { simba.shutdown().await });
+    }
+
+    /// Shuts down like [`shutdown`](Self::shutdown), and waits for at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Simba::shutdown_timeout`].
+    pub fn shutdown_timeout(&self, timeout: Duration) -> Result<()> {
+        let simba = self.inner.clone();
+        self.engine.run(async move { simba.shutdown_timeout(timeout).await })?
     }
 }

@@ -189,7 +189,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
-    use crate::blocking;
+    use crate::block;
 
     /// Fails for the first hundred threads.
     fn limited(timer: &'static Timer) -> io::Result<()> {
@@ -204,7 +204,7 @@ mod tests {
     fn sleeps_end_at_their_moment_while_no_thread_can_be_started() {
         let never = Timer::with_thread(|_| Err(io::ErrorKind::WouldBlock.into()));
         let at = now() + Duration::from_millis(30);
-        blocking::wait(never.sleep_until(at));
+        block::wait(never.sleep_until(at));
         assert!(now() >= at);
         assert!(!never.served.load(Ordering::Acquire));
     }
@@ -214,7 +214,7 @@ mod tests {
         let timer = Timer::with_thread(limited);
         for _ in 0..3 {
             let at = now() + Duration::from_millis(300);
-            blocking::wait(timer.sleep_until(at));
+            block::wait(timer.sleep_until(at));
             assert!(now() >= at);
         }
         assert!(timer.served.load(Ordering::Acquire));

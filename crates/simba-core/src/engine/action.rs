@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::pacing::Grant;
 use crate::backend::{Holding, Prior};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
+use crate::tenure::Grant;
 use crate::types::{Lease, Loss};
 
 /// How long a contender contends.

@@ -11,13 +11,12 @@ use super::core::Core;
 use super::inline::{Inline, MIN_RENEWAL};
 use super::link::Link;
 use super::machine::Machine;
-use super::pacing::Grant;
 use crate::backend::{Answer, Claim, Holding, Intent, Prior, Session};
 use crate::clock::{Moment, by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
 use crate::telemetry;
-use crate::tenure::Tenure;
+use crate::tenure::{Grant, Tenure};
 use crate::types::{ContenderId, Label, Loss, MutexName, MutexOwner};
 
 /// What a driver contends for, and how.
@@ -105,16 +104,21 @@ impl Driver {
                 let (now, input) = (self.core.clock.now(), self.input());
                 let action = self.machine.next(now, input);
                 // Waits here, where the action is dropped: a driver waits for as long as its mutex is held.
-                if let Some(wait) = self.perform(action, now).await {
+                if let Some(wait) = self.perform(action, now, input.request).await {
                     self.wait(wait).await;
                 }
             }
         }
     }
 
-    /// Performs an action. Returns the wait that it asks for.
+    /// Performs the action that the machine returned for `request`. Returns the wait that it asks for.
     #[expect(clippy::manual_async_fn, reason = "an async fn keeps its arguments twice, for every held mutex")]
-    fn perform(&mut self, action: Action, now: Moment) -> impl Future<Output = Option<Wait>> + Send {
+    fn perform(
+        &mut self,
+        action: Action,
+        now: Moment,
+        request: Request,
+    ) -> impl Future<Output = Option<Wait>> + Send {
         async move {
             match action {
                 Action::Open(limit) => self.open(now + limit).await,
@@ -122,9 +126,12 @@ impl Driver {
                 Action::Inspect(limit) => Box::pin(self.inspect(now + limit)).await,
                 Action::Contend(prior, limit) => self.contend(now, prior, limit).await,
                 Action::Wait(wait) => return Some(wait),
-                Action::Announce(why) => drop(self.tenure.as_ref().map(|tenure| tenure.close(why))),
+                Action::Announce(why) => drop(self.tenure.as_ref().map(|tenure| tenure.announce_end(why))),
                 Action::Lose(loss) => self.end(loss, MutexOwner::none()),
-                Action::Close(why) => self.close(why).await,
+                Action::Close(why) => {
+                    self.link.accept_step_down(request);
+                    self.end_after_work(why).await;
+                }
                 Action::Conclude(outcome) => self.link.conclude(self.in_context(outcome)),
                 Action::Release(holding, limit) => self.release(now + limit, holding).await,
                 Action::StartAnew(left) => self.start_anew(left, now),
@@ -295,10 +302,9 @@ impl Driver {
     }
 
     /// Ends the tenure gracefully: announces the end, waits for the work until the deadline at most, then ends it.
-    async fn close(&mut self, why: Loss) {
-        self.link.accept_step_down();
+    async fn end_after_work(&mut self, why: Loss) {
         let Some(tenure) = &self.tenure else { return };
-        let announced = tenure.close(why);
+        let announced = tenure.announce_end(why);
         if !seeded::on(Bug::FreeBeforeWorkEnds) {
             // Boxed for the same reason as an inspection.
             Box::pin(tenure.work_ended()).await;

@@ -184,10 +184,10 @@ impl Link {
         self.shared.until(|shared| (shared.request != Request::Hold).then_some(()))
     }
 
-    /// Accepts the request to step down. The driver contends again afterwards, unless a stop is requested meanwhile.
-    pub(crate) fn accept_step_down(&self) {
+    /// Accepts a request to step down. The driver contends again afterwards, unless another request came meanwhile.
+    pub(crate) fn accept_step_down(&self, accepted: Request) {
         self.shared.update_quietly(|shared| {
-            if shared.request != Request::Stop {
+            if shared.request == accepted && accepted != Request::Stop {
                 shared.request = Request::Hold;
             }
         });
@@ -203,11 +203,8 @@ impl Link {
 
     /// Records a refusal, and the owner that the store named.
     pub(crate) fn refuse(&self, owner: MutexOwner) {
-        self.shared.update_quietly(|shared| {
-            shared.observe(owner);
-            shared.error = None;
-            shared.refused = true;
-        });
+        self.shared.update_quietly(|shared| shared.refused = true);
+        self.observe(owner);
     }
 
     /// Publishes a tenure that began.
@@ -259,5 +256,26 @@ impl Shared {
         if before.id != self.owner.id {
             self.before = before.id.is_some().then(|| Box::new(before));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn step_down_that_comes_before_another_is_accepted_stays_requested() {
+        let (short, long) = (Duration::from_secs(1), Duration::from_secs(3_600));
+        let link = Link::new();
+        link.step_down(short);
+        let accepted = link.request();
+        link.step_down(long);
+        link.accept_step_down(accepted);
+        assert_eq!(link.request(), Request::StepDown(long));
+        link.accept_step_down(link.request());
+        assert_eq!(link.request(), Request::Hold);
+        link.stop();
+        link.accept_step_down(link.request());
+        assert_eq!(link.request(), Request::Stop);
     }
 }

@@ -1,6 +1,6 @@
 //! The engine: a pure machine that decides, and one driver per contender that performs its actions over any backend.
 //!
-//! It depends on the backend interface, the clock and the value types, and on nothing of the handles built on it.
+//! It depends on the backend interface, the tenure, the clock and the value types, and on none of the handles built on it.
 
 mod action;
 mod closing;
@@ -18,4 +18,4 @@ pub(crate) use core::Core;
 pub(crate) use driver::{Driver, DriverConfig};
 pub(crate) use inline::Inline;
 pub(crate) use link::Link;
-pub(crate) use pacing::{Grant, Pacing};
+pub(crate) use pacing::Pacing;

@@ -13,17 +13,8 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::seeded::{self, Bug};
+use crate::tenure::Grant;
 use crate::types::{FencingToken, Lease};
-
-/// The lease that one answer of the store grants, in moments of the local clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Grant {
-    pub(crate) token: FencingToken,
-    pub(crate) sent: Moment,
-    pub(crate) renew_at: Moment,
-    pub(crate) deadline: Moment,
-    pub(crate) grace: Duration,
-}
 
 /// Computes all delays from one lease. `random` is a number in 0..1 from the caller's seedable source.
 #[derive(Clone, Copy, Debug)]

@@ -77,7 +77,7 @@ impl Store {
             _ if row.is_of(session) => row.renew(claim, now),
             _ if row.owner.is_some() || !row.is_turn_of(session) => row.queue(session, claim, now),
             _ => {
-                row.leave(session);
+                row.remove_waiter(session);
                 self.wakeups.notify(&Topic::Owner(claim.mutex.clone()));
                 row.acquire(session, claim, now, self.clock.wall());
             }
@@ -96,7 +96,7 @@ impl Store {
     /// Frees the mutex if the session owns it, leaves the queue, and wakes the first waiter.
     pub(super) fn release(&self, session: SessionId, mutex: &MutexName, holding: Holding) {
         self.on_row(mutex, |row, _| {
-            row.leave(session);
+            row.remove_waiter(session);
             let named = match holding {
                 Holding::Nothing => false,
                 Holding::Unknown => true,
@@ -110,7 +110,7 @@ impl Store {
     /// Leaves the queue without changing the mutex, and passes a wake-up of the session on.
     pub(super) fn leave(&self, session: SessionId, mutex: &MutexName) {
         self.on_row(mutex, |row, _| {
-            if row.leave(session) {
+            if row.remove_waiter(session) {
                 self.wake_next(row, mutex, false);
             }
         });
@@ -218,7 +218,7 @@ impl Row {
         }
     }
 
-    fn leave(&mut self, session: SessionId) -> bool {
+    fn remove_waiter(&mut self, session: SessionId) -> bool {
         let before = self.waiters.len();
         self.waiters.retain(|waiter| waiter.session != session);
         self.waiters.len() < before

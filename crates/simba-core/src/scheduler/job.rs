@@ -219,14 +219,16 @@ where
     E: Into<Box<dyn StdError + Send + Sync>> + Send + 'static,
 {
     async fn run(mut self) {
-        while let Ok(tenure) = self.contention.acquired().await {
-            self.lead(&tenure).await;
+        let contention = Arc::clone(&self.contention);
+        let _stop = contention.stop_on_panic();
+        while let Ok(tenure) = contention.acquired().await {
+            self.run_ticks(&tenure).await;
         }
     }
 
     /// Runs ticks until the end of the tenure is announced or reached. This never interrupts a run:
     /// [`Tenure::run`] drops it in time.
-    async fn lead(&mut self, tenure: &Tenure) {
+    async fn run_ticks(&mut self, tenure: &Tenure) {
         let clock = Arc::clone(&self.contention.core().clock);
         let mut plan = self.schedule.plan(clock.now(), clock.wall());
         while tenure.is_open() || seeded::on(Bug::TickWithoutTenure) {
@@ -242,11 +244,11 @@ where
                     continue;
                 }
                 Next::At(moment) => moment,
-                Next::Never => return tenure.closing().await,
+                Next::Never => return tenure.end_announced().await,
             };
             tokio::select! {
                 biased;
-                () = tenure.closing(), if !seeded::on(Bug::TickWithoutTenure) => {}
+                () = tenure.end_announced(), if !seeded::on(Bug::TickWithoutTenure) => {}
                 () = clock.sleep_until(next) => {}
             }
         }
@@ -277,15 +279,6 @@ where
             progress.failed += 1;
             progress.last_failure = Some(failure);
         });
-    }
-}
-
-/// Releases the mutex if the runner panicked, since it runs no further job.
-impl<J> Drop for Runner<J> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.contention.request_stop();
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::action::{Action, Input, Mode, Request, Settings, Wait, Wake};
 use super::pacing::Pacing;
 use crate::backend::{Holding, Prior};
 use crate::clock::Moment;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::seeded::{self, Bug};
 use crate::types::{ContenderId, FencingToken, Loss};
 
@@ -42,6 +42,8 @@ pub(crate) struct Machine {
     announced: bool,
     /// The token of the last tenure. The next tenure begins under a greater token only.
     last: Option<FencingToken>,
+    /// The last release that the store did not confirm.
+    unconfirmed: Option<Unconfirmed>,
     /// When the next call is due.
     due: Moment,
     /// When the last call was sent.
@@ -58,12 +60,20 @@ pub(crate) struct Machine {
     hinted: bool,
 }
 
-/// What the machine needs of the last [grant](super::pacing::Grant): one is stored for every held mutex.
+/// What the machine needs of the last [grant](crate::tenure::Grant): one is stored for every held mutex.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     token: FencingToken,
     deadline: Moment,
     grace: Duration,
+}
+
+/// A release that the store did not confirm.
+#[derive(Debug)]
+struct Unconfirmed {
+    error: Error,
+    /// The end of the lease that the store may still have.
+    until: Moment,
 }
 
 #[derive(Debug)]
@@ -113,6 +123,7 @@ impl Machine {
             acquired_at: start,
             announced: false,
             last: None,
+            unconfirmed: None,
             due: start,
             sent: start,
             not_before: start,
@@ -156,6 +167,15 @@ impl Machine {
 
     /// Returns what to do now. An action that is not a call counts as done when this is called again.
     pub(crate) fn next(&mut self, now: Moment, input: Input) -> Action {
+        let stopped = input.shutdown || input.request == Request::Stop;
+        // A stop during a release ends with the result of that release.
+        if let Phase::Leaving(Leaving { then, .. }) | Phase::Left(then, _) = &mut self.phase
+            && stopped
+            && !matches!(then, Then::Finish)
+        {
+            *then = Then::Finish;
+            return Action::Conclude(Ok(()));
+        }
         if let Phase::Leaving(Leaving { then, .. }) = self.phase
             && !self.must_release()
         {
@@ -165,11 +185,13 @@ impl Machine {
             Phase::Contending => self.contend(now, input),
             Phase::Ending(outcome) => {
                 let outcome = outcome.clone();
-                self.leave(now, Then::Finish);
+                self.begin_release(now, Then::Finish);
                 Action::Conclude(outcome)
             }
             Phase::Leaving(leaving) => self.release(now, *leaving),
-            Phase::Left(Then::Finish, left) => Action::Finish(left.clone()),
+            Phase::Left(Then::Finish, left) => {
+                Action::Finish(left.clone().and_then(|()| self.confirmed(now)))
+            }
             Phase::Left(Then::Cooldown(_), left) => Action::StartAnew(left.clone()),
             // The error of the token says more than that of the release.
             Phase::Left(Then::Retry(_), _) => Action::StartAnew(Ok(())),
@@ -180,7 +202,7 @@ impl Machine {
         let kept_until = match input.request {
             _ if input.shutdown => return self.stop(),
             Request::StepDown(cooldown) => {
-                self.leave(now, Then::Cooldown(cooldown));
+                self.begin_release(now, Then::Cooldown(cooldown));
                 return Action::Close(Loss::SteppedDown);
             }
             Request::Stop => match self.kept_until(now, input.used) {
@@ -247,7 +269,15 @@ impl Machine {
         Action::Contend(prior, self.pacing().call_limit(left))
     }
 
-    fn leave(&mut self, now: Moment, then: Then) {
+    /// Returns the error of a release under an earlier id, as long as the store may have its lease.
+    fn confirmed(&self, now: Moment) -> Result<()> {
+        match &self.unconfirmed {
+            Some(Unconfirmed { error, until }) if now < *until => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn begin_release(&mut self, now: Moment, then: Then) {
         self.due = now;
         self.phase = Phase::Leaving(Leaving { then, tries: 0, end: now });
     }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Held, Machine, Phase, Then};
+use super::{Held, Machine, Phase, Then, Unconfirmed};
 use crate::backend::{Answer, Ownership, Prior};
 use crate::clock::Moment;
 use crate::engine::action::{Mode, News, Reply, Step};
-use crate::engine::pacing::Grant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::seeded::{self, Bug};
+use crate::tenure::Grant;
 use crate::types::{ContenderId, FencingToken, Loss};
 
 impl Machine {
@@ -50,6 +50,9 @@ impl Machine {
         self.due = now + pacing.retry_waiting(leaving.tries, true, random);
         let retries = released.as_ref().is_err_and(Error::is_transient);
         if !retries || self.due >= leaving.end {
+            if let Err(error) = &released {
+                self.unconfirmed = Some(Unconfirmed { error: error.clone(), until: leaving.end });
+            }
             self.phase = Phase::Left(leaving.then, released);
         }
     }
@@ -80,8 +83,9 @@ impl Machine {
             Phase::Left(Then::Retry(due), _) => due,
             _ => now,
         };
+        let unconfirmed = self.unconfirmed.take();
         let Self { settings, last, failures, failing_since, .. } = *self;
-        *self = Self { last, failures, failing_since, ..Self::new(settings, id, due) };
+        *self = Self { last, unconfirmed, failures, failing_since, ..Self::new(settings, id, due) };
     }
 
     /// Ends the tenure here at its deadline, whether the store still has it or not. Returns the reason.
@@ -151,6 +155,7 @@ impl Machine {
         self.acquired_at = grant.sent;
         self.announced = false;
         self.last = Some(grant.token);
+        self.unconfirmed = None;
         Step { lost, news: News::Acquired(self.hold(grant)) }
     }
 
@@ -165,7 +170,7 @@ impl Machine {
         if let Phase::Contending = self.phase {
             // If the release is not confirmed, the new contender finds the mutex held until the lease ends.
             let due = self.due;
-            self.leave(now, Then::Retry(due));
+            self.begin_release(now, Then::Retry(due));
         }
         Step { lost, news: News::OldToken(error) }
     }

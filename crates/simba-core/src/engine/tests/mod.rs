@@ -14,6 +14,8 @@ use crate::backend::{Answer, Ownership, Prior};
 use crate::clock::Moment;
 use crate::types::{ContenderId, FencingToken, Lease};
 
+/// The lease of the tests at the store.
+const LEASE: Duration = Duration::from_millis(1_000);
 /// The time limit of a call with the lease of the tests.
 const CALL: Duration = Duration::from_millis(200);
 

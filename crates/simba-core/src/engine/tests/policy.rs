@@ -7,7 +7,6 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::types::Loss;
 
-const LEASE: Duration = Duration::from_millis(1_000);
 /// The minimum time limit of a call, which a call right before the deadline has as well.
 const SHORTEST_CALL: Duration = Duration::from_millis(1);
 
@@ -64,6 +63,13 @@ fn closed_at(log: &Log) -> Option<Moment> {
     log.first(|entry| matches!(entry, Entry::Closed(_)))
 }
 
+/// Returns when the contender ended. Checks that it has left nothing in the store, or reported an error.
+fn ended_clean(log: &Log) -> Moment {
+    let Some((ended, Entry::Finished(left))) = log.entries.last() else { panic!("{log:?}") };
+    assert!(left.is_err() || !log.store.is_left(*ended), "left behind: {log:?}");
+    *ended
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..Default::default() })]
 
@@ -71,10 +77,9 @@ proptest! {
     fn every_plan_ends_in_time_and_leaves_nothing(plan in any_plan()) {
         let shutdown_at = at(plan.shutdown_at);
         let log = plan.run();
-        let Some((ended, Entry::Finished(left))) = log.entries.last() else { panic!("{log:?}") };
+        let ended = ended_clean(&log);
         let latest = shutdown_at + LEASE + 2 * CALL;
-        prop_assert!(*ended <= latest, "{ended:?} is after {latest:?}");
-        prop_assert!(left.is_err() || log.store.ours.is_none(), "left behind: {log:?}");
+        prop_assert!(ended <= latest, "{ended:?} is after {latest:?}");
         let concluded = log.entries.iter().filter(|(_, entry)| matches!(entry, Entry::Concluded(_))).count();
         prop_assert_eq!(concluded, 1);
     }
@@ -250,6 +255,18 @@ proptest! {
         }), "{log:?}");
         let next = log.entries[anew..].iter().find(|(_, entry)| matches!(entry, Entry::Opened));
         prop_assert!(next.is_none_or(|(at, _)| *at >= began + cooldown), "hints do not shorten it: {log:?}");
+    }
+
+    #[test]
+    fn stop_soon_after_a_step_down_leaves_nothing(
+        fates in prop::collection::vec((change(), fate()), 1..20), cooldown in millis(0..3_000),
+        requested_at in 2u64..300, stopped_after in 0u64..1_500,
+    ) {
+        let calls = [(Change::Nothing, FINE); 2].into_iter().chain(fates).collect();
+        let plan = Plan { calls, request: Request::StepDown(cooldown), ..Plan::new(settings(Mode::Forever), requested_at) };
+        let log = Plan { shutdown_at: requested_at + stopped_after, ..plan }.run();
+        let ended = ended_clean(&log);
+        prop_assert!(ended <= at(requested_at + stopped_after) + LEASE + 2 * CALL, "{log:?}");
     }
 
     #[test]

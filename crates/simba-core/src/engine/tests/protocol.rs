@@ -218,6 +218,61 @@ fn release_names_the_token_where_it_is_known() {
 }
 
 #[test]
+fn stop_during_a_release_ends_with_the_result_of_that_release() {
+    let stop = Input { request: Request::Stop, ..HOLD };
+    let shutdown = Input { shutdown: true, ..HOLD };
+    let step_down = Input { request: Request::StepDown(CALL), ..HOLD };
+    let denied = || Err(Error::new(ErrorKind::Denied, "no right to release"));
+    for (old_token, stop, reply) in
+        [(false, stop, Ok(())), (false, shutdown, denied()), (true, stop, denied()), (true, shutdown, Ok(()))]
+    {
+        let mut contender = Contender::holding(7);
+        if old_token {
+            assert!(matches!(contender.call(400, 410, ours(6)).news, News::OldToken(_)));
+        } else {
+            assert!(matches!(contender.machine.next(at(410), step_down), Action::Close(Loss::SteppedDown)));
+        }
+        assert!(matches!(contender.next(410), Action::Release(..)));
+        contender.machine.released(at(420), Some(reply.clone()), 0.0);
+        assert!(matches!(contender.machine.next(at(420), stop), Action::Conclude(Ok(()))));
+        let Action::Finish(left) = contender.machine.next(at(420), stop) else { panic!() };
+        assert_eq!(left.map_err(|error| error.kind()), reply.map_err(|error| error.kind()));
+    }
+}
+
+#[test]
+fn unconfirmed_release_is_reported_by_a_stop_until_its_lease_ends_or_a_tenure_begins() {
+    let stop = Input { request: Request::Stop, ..HOLD };
+    let step_down = Input { request: Request::StepDown(Duration::ZERO), ..HOLD };
+    let denied = || Some(Err(Error::new(ErrorKind::Denied, "no right to release")));
+    let finished = |contender: &mut Contender, now| loop {
+        match contender.machine.next(at(now), stop) {
+            Action::Close(_) | Action::Conclude(Ok(())) => {}
+            Action::Release(..) => contender.machine.released(at(now), Some(Ok(())), 0.0),
+            Action::Finish(left) => break left.is_ok(),
+            action => panic!("{action:?}"),
+        }
+    };
+    let unconfirmed = || {
+        let mut contender = Contender::holding(7);
+        assert!(matches!(contender.machine.next(at(100), step_down), Action::Close(_)));
+        assert!(matches!(contender.next(100), Action::Release(..)));
+        contender.machine.released(at(110), denied(), 0.0);
+        assert!(matches!(contender.next(110), Action::StartAnew(Err(_))));
+        contender.machine.start_anew(at(110), id("anew"));
+        contender
+    };
+    assert!(!finished(&mut unconfirmed(), 1_099));
+    assert!(finished(&mut unconfirmed(), 1_100));
+    let mut waiter = unconfirmed();
+    waiter.call(110, 120, theirs(7));
+    assert!(!finished(&mut waiter, 130), "that the new id left the queue does not confirm it");
+    let mut holder = unconfirmed();
+    holder.call(110, 120, ours(8));
+    assert!(finished(&mut holder, 130));
+}
+
+#[test]
 fn contender_that_never_called_releases_nothing() {
     let mut contender = Contender::forever();
     let stop = Input { request: Request::Stop, ..HOLD };

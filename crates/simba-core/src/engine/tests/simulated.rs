@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::backend::Holding;
-use crate::engine::pacing::Grant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::tenure::Grant;
 use crate::types::Loss;
 
 /// What happens to one call.
@@ -153,16 +153,16 @@ impl Run {
         match self.machine.next(self.now, input) {
             Action::Open(limit) => {
                 self.note(Entry::Opened);
-                let reply = self.call(limit, |_| ());
+                let reply = self.call(limit, |_, _| ());
                 self.machine.opened(self.now, reply, 0.5);
             }
             Action::Inspect(limit) => {
-                let (began, reply) = (self.now, self.call(limit, |_| ()));
+                let (began, reply) = (self.now, self.call(limit, |_, _| ()));
                 self.log.push((began, Entry::Inspected { replied: reply.is_some() }));
                 self.machine.inspected(self.now, reply, 0.5);
             }
             Action::Contend(prior, limit) => {
-                let (began, reply) = (self.now, self.call(limit, |store| store.contend(prior)));
+                let (began, reply) = (self.now, self.call(limit, |store, now| store.contend(prior, now)));
                 self.log.push((began, Entry::Contended { replied: reply.is_some() }));
                 let step = self.machine.answered(self.now, reply, 0.5);
                 self.apply(step);
@@ -176,14 +176,13 @@ impl Run {
             }
             Action::Conclude(outcome) => self.note(Entry::Concluded(outcome)),
             Action::Release(holding, limit) => {
-                let (began, reply) = (self.now, self.call(limit, |store| store.release(holding)));
+                let (began, reply) = (self.now, self.call(limit, |store, _| store.release(holding)));
                 self.log.push((began, Entry::Released { replied: matches!(reply, Some(Ok(()))) }));
                 self.machine.released(self.now, reply, 0.5);
             }
             Action::StartAnew(_) => {
                 self.note(Entry::Anew);
-                // What the release left belongs to another id from now on.
-                self.store.other |= self.store.ours.take().is_some();
+                self.store.rename();
                 self.machine.start_anew(self.now, id("me"));
             }
             Action::Finish(left) => {
@@ -198,10 +197,10 @@ impl Run {
         self.log.push((self.now, entry));
     }
 
-    fn call<T>(&mut self, limit: Duration, process: impl FnOnce(&mut Store) -> T) -> Reply<T> {
+    fn call<T>(&mut self, limit: Duration, process: impl FnOnce(&mut Store, Moment) -> T) -> Reply<T> {
         let (change, fate) = self.calls.next().unwrap_or((Change::Nothing, FINE));
         self.store.change(change);
-        let processed = fate.arrives.then(|| process(&mut self.store));
+        let processed = fate.arrives.then(|| process(&mut self.store, self.now));
         self.now = self.now + Duration::from_millis(fate.took).min(limit);
         let kind = match fate.outcome {
             Outcome::Answered => return processed.map(Ok),
@@ -249,9 +248,18 @@ pub(super) struct Store {
     pub(super) ours: Option<u64>,
     other: bool,
     last: u64,
+    /// The end of the lease of the contender, if it holds the mutex.
+    until: Option<Moment>,
+    /// The end of the lease of a hold under an earlier id of the contender.
+    earlier: Option<Moment>,
 }
 
 impl Store {
+    /// Returns whether a hold of the contender is left at `now`, under its id or an earlier one.
+    pub(super) fn is_left(&self, now: Moment) -> bool {
+        self.ours.is_some() || self.earlier.is_some_and(|until| now < until)
+    }
+
     fn change(&mut self, change: Change) {
         match change {
             Change::Nothing => {}
@@ -259,11 +267,20 @@ impl Store {
             Change::Other(holds) => {
                 self.ours = self.ours.filter(|_| !holds);
                 self.other = holds;
+                self.earlier = None;
             }
         }
     }
 
-    fn contend(&mut self, prior: Prior) -> Answer {
+    /// Gives the contender a new id: what its release left belongs to another id from now on.
+    fn rename(&mut self) {
+        if self.ours.take().is_some() {
+            self.other = true;
+            self.earlier = self.until;
+        }
+    }
+
+    fn contend(&mut self, prior: Prior, now: Moment) -> Answer {
         let lapsed = self.ours.is_some_and(|token| prior == Prior::Lapsed(FencingToken::new(token)));
         if self.other {
             return theirs(self.last);
@@ -272,6 +289,7 @@ impl Store {
             self.last += 1;
             self.ours = Some(self.last);
         }
+        self.until = Some(now + LEASE);
         self.ours.map_or(Answer::Vacant, ours)
     }
 
