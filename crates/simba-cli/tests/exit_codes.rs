@@ -321,6 +321,24 @@ fn signal_during_min_hold_exits_and_leaves_the_mutex_to_its_lease() {
     world.run(&["run", "-n", "m", "--", "true"]).expect(1);
 }
 
+/// As when a service manager sends TERM to all processes of a service, and the command ends before `simba` runs.
+#[test]
+fn signal_that_arrives_before_the_end_of_the_command_does_not_change_the_exit_code() {
+    let world = World::new();
+    world.fifo("go");
+    let script = "echo held > held; read go < go; exit 0";
+    let holder = world.holder_under(&["--ttl", "60s", "--transition", "40s"], "m", script);
+    line(&world.path("held"));
+    let guard = holder.guard();
+    holder.signal(Signal::STOP);
+    holder.signal(Signal::TERM);
+    fs::write(world.path("go"), "\n").unwrap();
+    until_true("end of the guard", || !is_alive(guard));
+    holder.signal(Signal::CONT);
+    holder.wait().expect(0);
+    world.run(&["run", "-n", "m", "--", "true"]).expect(0);
+}
+
 #[test]
 fn not_executable_exits_with_126_and_not_found_with_127() {
     let world = World::new();

@@ -97,6 +97,21 @@ fn failure_of_a_command_that_drains_is_the_exit_code() {
 }
 
 #[test]
+fn signal_that_arrives_before_the_end_of_the_command_counts_as_passed_on() {
+    let world = World::new();
+    world.fifo("go");
+    let leader = lead_under(&LONG, &world, "echo up > up; read go < go; exit 7");
+    line(&world.path("up"));
+    let guard = leader.guard();
+    leader.signal(Signal::STOP);
+    leader.signal(Signal::TERM);
+    fs::write(world.path("go"), "\n").unwrap();
+    until_true("end of the guard", || !is_alive(guard));
+    leader.signal(Signal::CONT);
+    leader.wait().expect(7);
+}
+
+#[test]
 fn command_that_drains_when_the_mutex_is_lost_is_killed_with_75() {
     let script = "trap 'echo asked > asked' TERM; echo up > up; while :; do sleep 0.01; done";
     for start in [lead, |world: &World, script: &str| schedule(world, &["--every", "1s"], script)] {
