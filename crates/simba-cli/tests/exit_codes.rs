@@ -199,6 +199,25 @@ fn missing_home_exits_with_78() {
 }
 
 #[test]
+fn configuration_in_a_relative_directory_is_not_read() {
+    let world = World::new();
+    for folder in ["simba", ".config/simba"] {
+        fs::create_dir_all(world.path(folder)).unwrap();
+        // Refused with 78.
+        fs::write(world.path(folder).join("config.toml"), "url = 'memory:'\n").unwrap();
+    }
+    for (config, home) in [("", ""), (".", "."), (".config", "")] {
+        let mut command = world.bare();
+        command.env("XDG_CONFIG_HOME", config).env("HOME", home).args(["run", "m", "--", "true"]);
+        world.start(command).wait().expect(0);
+    }
+    // The directory below an absolute home is read.
+    let mut command = world.bare();
+    command.env("XDG_CONFIG_HOME", ".").args(["run", "m", "--", "true"]);
+    world.start(command).wait().expect(78);
+}
+
+#[test]
 fn misspelt_variable_exits_with_78_and_suggests_the_right_one() {
     let world = World::new();
     for args in [&["run", "m", "--", "touch", "started"][..], &["status", "m"], &["lead", "m", "--", "true"]]
@@ -389,7 +408,7 @@ mod as_root {
     use super::*;
 
     #[test]
-    fn denied_access_exits_with_77() {
+    fn denied_access_exits_with_77_and_with_78_for_the_configuration() {
         let world = World::new();
         fs::create_dir(world.path("closed")).unwrap();
         fs::set_permissions(world.path("closed"), fs::Permissions::from_mode(0o700)).unwrap();
@@ -401,7 +420,16 @@ mod as_root {
         let mut command = tool("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(program);
         command.args(["--on", &url, "run", "m", "--", "true"]).current_dir("/");
+        command.env("HOME", world.dir.path()).env("XDG_CONFIG_HOME", world.path("config"));
         let refused = world.start(command).wait().expect(77);
+        assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
+        // If the configuration were ignored, the command would run under a mutex of the default store.
+        let mut command = tool("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(world.path("simba"));
+        command.args(["run", "m", "--", "touch", "started"]).current_dir("/");
+        command.env("HOME", world.dir.path()).env("XDG_CONFIG_HOME", world.path("closed"));
+        let refused = world.start(command).wait().expect(78);
+        assert!(refused.err.contains("closed/simba/config.toml"), "{refused:?}");
         assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
     }
 }
