@@ -8,6 +8,8 @@
 mod common;
 
 use std::fs;
+use std::thread;
+use std::time::Duration;
 
 use common::pty::Pty;
 use common::{World, children, line, stat, until_true};
@@ -145,6 +147,23 @@ fn command_with_redirected_input_still_has_the_terminal() {
     until_true("command in the foreground", || has_terminal(&pty, command));
     pty.types("key\n");
     pty.shows("input key");
+}
+
+/// A `simba` that is paused does not give the terminal at once. The shell represents it here: it has the terminal until
+/// `fg`.
+#[test]
+fn command_is_not_started_before_it_gets_the_terminal() {
+    let world = World::new();
+    let mut pty = shell(&world);
+    pty.types("$SIMBA __exec $$ $$ sh -c 'echo up > up; read key < /dev/tty; echo got=$key' &\n");
+    pty.types("echo still $((40 + 2))\n");
+    pty.shows("still 42");
+    thread::sleep(Duration::from_millis(1500));
+    assert!(!world.path("up").exists());
+    pty.types("fg\n");
+    line(&world.path("up"));
+    pty.types("key\n");
+    pty.shows("got=key");
 }
 
 #[test]
