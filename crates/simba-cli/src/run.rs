@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use simba_mutex::clock::Clock as _;
+use simba_mutex::clock::{Clock as _, within};
 use simba_mutex::{ErrorKind, Guard, Lease, Locker, Loss, Simba, SystemClock, Tenure};
 
 use crate::args::{LeaseArgs, RunArgs};
@@ -13,7 +13,7 @@ use crate::signals::Signals;
 use crate::store::Store;
 use crate::supervise::{Ended, Job};
 
-/// Time limit for the release of a lost mutex: the store itself may hang.
+/// Time limit for the release of a lost mutex, and after a signal: the store itself may hang.
 pub(crate) const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Waits for the mutex, runs the command under it, returns its exit code.
@@ -84,12 +84,13 @@ async fn finish(guard: Guard, ended: Ended, args: &RunArgs, signals: &mut Signal
     let failure = failure(&tenure, ended, args);
     let freed = tokio::select! {
         biased;
-        freed = guard.release() => freed,
-        // The command has ended, and the signal asks not to wait: the mutex is freed when its lease ends.
-        signal = signals.termination() => {
-            let message = format!("`{}` stays held until its lease ends", args.mutex);
-            return Err(Failure::new(signal_code(signal), message).abandoning());
-        }
+        freed = unless_signaled(guard.release(), signals.termination()) => match freed {
+            Ok(freed) => freed,
+            Err(signal) => {
+                let message = format!("`{}` stays held until its lease ends", args.mutex);
+                return Err(Failure::new(signal_code(signal), message).abandoning());
+            }
+        },
         () = SystemClock.sleep_until(SystemClock.now() + RELEASE_LIMIT), if !held => {
             return Err(failure.abandoning());
         }
@@ -101,6 +102,20 @@ async fn finish(guard: Guard, ended: Ended, args: &RunArgs, signals: &mut Signal
         Ended::Code(status) if held => Ok(ExitCode::from(u8::try_from(status & 0xff).unwrap_or(u8::MAX))),
         Ended::Signal(signal) if held => Ok(exit_code_of_signal(signal)),
         _ => Err(failure),
+    }
+}
+
+/// Waits for a release. Returns the signal if one arrives and the release then takes longer than [`RELEASE_LIMIT`]: the
+/// command has ended, and the signal asks not to wait. The mutex is freed when its lease ends.
+async fn unless_signaled<T>(
+    release: impl Future<Output = T>,
+    signal: impl Future<Output = i32>,
+) -> Result<T, i32> {
+    tokio::pin!(release);
+    tokio::select! {
+        biased;
+        released = &mut release => Ok(released),
+        signal = signal => within(&SystemClock, RELEASE_LIMIT, release).await.ok_or(signal),
     }
 }
 
@@ -170,4 +185,17 @@ pub(crate) fn listen() -> Result<Signals, Failure> {
 /// Returns the failure for a process that cannot be started.
 pub(crate) fn start_failure(error: &std::io::Error) -> Failure {
     Failure::new(code::NOT_EXECUTABLE, format!("cannot start a process: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn signal_does_not_cut_a_short_release_off() {
+        assert_eq!(unless_signaled(tokio::task::yield_now(), ready(15)).await, Ok(()));
+        assert_eq!(unless_signaled(pending::<()>(), ready(15)).await, Err(15));
+    }
 }

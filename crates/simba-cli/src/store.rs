@@ -1,6 +1,6 @@
 //! Selects the store, by the command line, the environment and files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{env, fmt, fs, io};
 
 use simba_mutex::spi::ConnectUrl;
@@ -94,14 +94,21 @@ fn refuse_missing_directory(url: &ConnectUrl) -> Result<(), Failure> {
     }
 }
 
-/// Returns the path of the default configuration file, if there is one.
+/// Returns the path of the default configuration file, if there is one. A file that cannot be read counts: without it,
+/// the store would be another one.
 fn default_file() -> Option<PathBuf> {
-    let home = env::var_os("HOME").map(|home| PathBuf::from(home).join(".config"));
-    let own = env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).or(home);
+    // Other paths would be relative to the current directory. The XDG base directory specification ignores them.
+    let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let own = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")));
     let folders = own.into_iter().chain([PathBuf::from("/etc")]);
     folders
         .flat_map(|folder| {
             ["config.toml", "config.yaml", "config.yml"].map(|name| folder.join("simba").join(name))
         })
-        .find(|file| file.is_file())
+        .find(|file| !is_absent(file))
+}
+
+fn is_absent(file: &Path) -> bool {
+    let absent = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+    fs::symlink_metadata(file).is_err_and(|error| absent.contains(&error.kind()))
 }

@@ -46,13 +46,16 @@ impl fmt::Display for Ended {
 /// Time limit for the guard's kill once the mutex is lost.
 const KILL_LIMIT: Duration = Duration::from_millis(250);
 
+/// The shortest time between two checks for a renewal.
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(5);
+
 /// A command and the tenure under which it runs.
 pub(crate) struct Job<'a> {
     pub(crate) command: &'a [OsString],
     pub(crate) tenure: &'a Tenure,
     /// How long before the deadline the command gets TERM.
     pub(crate) grace: Duration,
-    /// How often to check for a renewal.
+    /// How often to check for a renewal while there is time left.
     pub(crate) check_interval: Duration,
     pub(crate) terminal: Terminal,
 }
@@ -82,7 +85,7 @@ impl State {
 
 impl<'a> Job<'a> {
     pub(crate) fn new(command: &'a [OsString], tenure: &'a Tenure, lease: Lease) -> Self {
-        let check_interval = (lease.renew_at() / 8).max(Duration::from_millis(5));
+        let check_interval = lease.renew_at() / 8;
         Self { command, tenure, grace: lease.grace(), check_interval, terminal: Terminal::find() }
     }
 
@@ -98,7 +101,7 @@ impl<'a> Job<'a> {
     ///
     /// A dropped call ends the command, and returns once none of its processes is left.
     pub(crate) async fn run(&self, signals: &mut Signals) -> io::Result<Ended> {
-        let until = self.until();
+        let (end, until) = self.until();
         let foreground = if self.terminal.is_ours() { own_group() } else { None };
         let guard = GuardHandle::start(self.command, &self.env(), foreground, until)?;
         let mut state = State {
@@ -109,7 +112,7 @@ impl<'a> Job<'a> {
             guard_limit: None,
             killed: false,
             guard_hangs: false,
-            check_at: SystemClock.now() + self.check_interval,
+            check_at: next_check(SystemClock.now(), end, self.check_interval),
         };
         loop {
             let ending = state.until.is_none();
@@ -122,6 +125,9 @@ impl<'a> Job<'a> {
                 // both are ready at the first poll of an iteration.
                 _ = self.tenure.lost(), if !state.killed => self.kill(&mut state),
                 () = self.tenure.expiring(), if !ending => self.end(&mut state),
+                () = SystemClock.sleep_until(state.check_at), if !ending => self.send_deadlines(&mut state),
+                // Before the reports: a signal that arrived before the end of the command is for the command.
+                signal = signals.next() => state.order(Order::Signal(signal)),
                 report = state.guard.report() => match report {
                     Some(Report::Failed(errno)) => {
                         state.guard.wait_for_exit().await;
@@ -142,8 +148,6 @@ impl<'a> Job<'a> {
                     None => return Ok(self.kill_directly(state, Ended::Unguarded)),
                 },
                 () = sleep_until(state.guard_limit) => return Ok(self.kill_directly(state, Ended::Lost)),
-                () = SystemClock.sleep_until(state.check_at), if !ending => self.send_deadlines(&mut state),
-                signal = signals.next() => state.order(Order::Signal(signal)),
             }
         }
     }
@@ -175,8 +179,8 @@ impl<'a> Job<'a> {
 
     /// Sends new deadlines to the guard after a renewal.
     fn send_deadlines(&self, state: &mut State) {
-        state.check_at = SystemClock.now() + self.check_interval;
-        let until = self.until();
+        let (end, until) = self.until();
+        state.check_at = next_check(SystemClock.now(), end, self.check_interval);
         if state.until != Some(until) {
             state.until = Some(until);
             state.order(until);
@@ -212,14 +216,12 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Returns the current deadlines of the command. Half of the grace is for the command, a quarter for the kill; the
-    /// rest is spare.
-    fn until(&self) -> Order {
+    /// Returns when the command gets TERM, and the order with its current deadlines. Half of the grace is for the
+    /// command, a quarter for the kill; the rest is spare.
+    fn until(&self) -> (Moment, Order) {
         let deadline = self.tenure.deadline();
-        Order::Until {
-            end: deadline.saturating_sub(self.grace),
-            kill: deadline.saturating_sub(self.grace / 2),
-        }
+        let end = deadline.saturating_sub(self.grace);
+        (end, Order::Until { end, kill: deadline.saturating_sub(self.grace / 2) })
     }
 
     fn env(&self) -> [(&'static str, String); 3] {
@@ -251,9 +253,40 @@ impl<'a> Job<'a> {
     }
 }
 
+/// Returns when to check for a renewal again. The closer `end` is, the shorter the interval: the guard must receive the
+/// new deadlines before it ends the command.
+fn next_check(now: Moment, end: Moment, interval: Duration) -> Moment {
+    now + interval.min(end.saturating_since(now) / 4).max(MIN_CHECK_INTERVAL)
+}
+
 async fn sleep_until(moment: Option<Moment>) {
     match moment {
         Some(moment) => SystemClock.sleep_until(moment).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renewal_shortly_before_the_end_is_passed_on_in_time() {
+        for lease in
+            [Lease::default(), Lease::new(Duration::from_secs(1), Duration::from_millis(500)).unwrap()]
+        {
+            let interval = lease.renew_at() / 8;
+            let end = Moment::ZERO + lease.total().saturating_sub(lease.grace());
+            let (mut last, mut checks) = (Moment::ZERO, 0);
+            loop {
+                let next = next_check(last, end, interval);
+                if next >= end {
+                    break;
+                }
+                (last, checks) = (next, checks + 1);
+            }
+            assert!(end - last <= MIN_CHECK_INTERVAL, "the last check is {:?} before the end", end - last);
+            assert!(checks < 100, "{checks} checks");
+        }
     }
 }

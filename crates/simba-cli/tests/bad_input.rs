@@ -138,7 +138,7 @@ mod as_root {
         let mut command = tool("setpriv");
         command.args(["--reuid=61234", "--clear-groups", "--", "prlimit", "--nproc=1", "--"]);
         command.arg(world.path("simba")).args(["--on", &world.url, "run", "m", "--", "touch", "started"]);
-        command.env("HOME", world.dir.path()).current_dir(world.dir.path());
+        command.env("HOME", world.dir.path()).env_remove("XDG_CONFIG_HOME").current_dir(world.dir.path());
         let refused = world.start(command).wait();
         assert!([69, 126].contains(&refused.code()), "{refused:?}");
         assert_eq!(refused.err.lines().count(), 1, "{refused:?}");

@@ -103,7 +103,7 @@ fn command_without_renewals_gets_term_and_then_kill() {
     let script = "trap 'echo term > term' TERM; echo up > up; while :; do sleep 0.01; done";
     let mut guarded = Guarded::start(&world, script, 60_000, 61_000);
     line(&world.path("up"));
-    guarded.order(&until_line(500, 3500));
+    guarded.order(&until_line(500, 8500));
     let reports = guarded.reports();
     assert_eq!(world.read("term"), "term\n");
     assert!(reports[0].starts_with("started ") && reports.last().unwrap() == "overdue", "{reports:?}");
@@ -240,7 +240,7 @@ mod as_root {
             "-c",
             script,
         ]);
-        command.current_dir(world.dir.path()).env("HOME", world.dir.path());
+        command.current_dir(world.dir.path()).env("HOME", world.dir.path()).env_remove("XDG_CONFIG_HOME");
         let mut running = world.start(command);
         assert_eq!(running.status().code(), Some(75), "{}", running.err());
         assert!(running.err().contains("left"), "{}", running.err());

@@ -21,9 +21,8 @@ fn get(address: &str, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// Returns an address with a free port. Another process may take it.
 fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    simba_servers::free_address().unwrap().to_string()
 }
 
 /// Runs on the default store, without a server.

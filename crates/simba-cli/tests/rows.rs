@@ -11,7 +11,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::rows::{BEAT, LEASE, LEASE_LENGTH};
+use common::rows::{BEAT, LEASE, LEASE_LENGTH, ROOMY_LEASE};
 use common::{Running, World, is_alive, line, send, until_true};
 use rustix::process::Signal;
 use simba_servers::shared;
@@ -70,7 +70,7 @@ fn row_69(world: World, mutex: &str) {
 }
 
 fn row_70(world: World, mutex: &str) {
-    let mut pair = Pair::start_under(&LEASE, world, mutex, BEAT);
+    let mut pair = Pair::start_under(&ROOMY_LEASE, world, mutex, BEAT);
     pair.first.signal(Signal::STOP);
     pair.assert_handed_over();
     pair.first.signal(Signal::CONT);
@@ -80,7 +80,7 @@ fn row_70(world: World, mutex: &str) {
 
 /// Kills the tree at the deadline: `simba` is stopped, so the lease is not renewed.
 fn row_71_deadline(world: World, mutex: &str) {
-    let mut pair = Pair::start_under(&LEASE, world, mutex, &hard_to_kill("while :; do sleep 1; done"));
+    let mut pair = Pair::start_under(&ROOMY_LEASE, world, mutex, &hard_to_kill("while :; do sleep 1; done"));
     until_true("complete process tree", || pair.world.beats().len() > 60);
     pair.first.signal(Signal::STOP);
     pair.assert_handed_over();
@@ -214,7 +214,7 @@ fn row_72_flood_of_signals_does_not_hide_renewals_from_the_guard() {
     let mut first = world.holder("m", "trap 'exit 3' USR1; echo up > up; while :; do sleep 0.01; done");
     line(&world.path("up"));
     let begun = Instant::now();
-    while begun.elapsed() < LEASE_LENGTH * 3 / 2 {
+    while begun.elapsed() < LEASE_LENGTH + Duration::from_secs(1) {
         first.signal(Signal::WINCH);
         // The socket has room for the signals of five seconds, in case the guard is paused.
         thread::sleep(Duration::from_millis(20));

@@ -8,13 +8,23 @@
 mod common;
 
 use std::fs;
+use std::thread;
+use std::time::Duration;
 
 use common::pty::Pty;
 use common::{World, children, line, stat, until_true};
 
+/// The options of a lease that lasts while the command is suspended.
+const LONG: &str = "--ttl 60s --transition 40s";
+
 /// Starts an interactive shell.
 fn shell(world: &World) -> Pty {
-    let pty = Pty::start(world, &["bash", "--norc", "--noprofile", "-i"], 200, &[("PS1", "ready> ")]);
+    let pty = Pty::start(
+        world,
+        &["bash", "--norc", "--noprofile", "-i"],
+        200,
+        &[("PS1", "ready> "), ("LONG", LONG)],
+    );
     pty.shows("ready> ");
     pty
 }
@@ -65,7 +75,7 @@ fn suspended_command_suspends_simba_and_both_resume() {
     let world = World::new();
     world.fifo("go");
     let mut pty = shell(&world);
-    pty.types("$SIMBA --on $ON run m -- sh -c 'echo $$ > pid; read go < go; exit 19'\n");
+    pty.types("$SIMBA --on $ON run $LONG m -- sh -c 'echo $$ > pid; read go < go; exit 19'\n");
     let command = number(&world, "pid");
     let guard: i32 = stat(command, 1).unwrap().parse().unwrap();
     let simba: i32 = stat(guard, 1).unwrap().parse().unwrap();
@@ -107,7 +117,9 @@ fn background_command_that_reads_stays_stopped_until_foregrounded() {
     let world = World::new();
     let mut pty = shell(&world);
     // `set -b`: the shell reports a job at once. It would not resume one that it does not know to be stopped.
-    pty.types("set -b; $SIMBA --on $ON run m -- sh -c 'echo $$ > pid; read answer; echo got=$answer' &\n");
+    pty.types(
+        "set -b; $SIMBA --on $ON run $LONG m -- sh -c 'echo $$ > pid; read answer; echo got=$answer' &\n",
+    );
     let command = number(&world, "pid");
     pty.shows("Stopped");
     let guard: i32 = stat(command, 1).unwrap().parse().unwrap();
@@ -124,7 +136,7 @@ fn pipeline_is_suspended_as_a_whole() {
     let world = World::new();
     world.fifo("go");
     let mut pty = shell(&world);
-    pty.types("$SIMBA --on $ON run m -- sh -c 'echo $$ > pid; read go < go; echo through' | cat\n");
+    pty.types("$SIMBA --on $ON run $LONG m -- sh -c 'echo $$ > pid; read go < go; echo through' | cat\n");
     let command = number(&world, "pid");
     until_true("command in the foreground", || has_terminal(&pty, command));
     pty.types("\x1a");
@@ -145,6 +157,23 @@ fn command_with_redirected_input_still_has_the_terminal() {
     until_true("command in the foreground", || has_terminal(&pty, command));
     pty.types("key\n");
     pty.shows("input key");
+}
+
+/// A `simba` that is paused does not give the terminal at once. The shell represents it here: it has the terminal until
+/// `fg`.
+#[test]
+fn command_is_not_started_before_it_gets_the_terminal() {
+    let world = World::new();
+    let mut pty = shell(&world);
+    pty.types("$SIMBA __exec $$ $$ sh -c 'echo up > up; read key < /dev/tty; echo got=$key' &\n");
+    pty.types("echo still $((40 + 2))\n");
+    pty.shows("still 42");
+    thread::sleep(Duration::from_millis(1500));
+    assert!(!world.path("up").exists());
+    pty.types("fg\n");
+    line(&world.path("up"));
+    pty.types("key\n");
+    pty.shows("got=key");
 }
 
 #[test]

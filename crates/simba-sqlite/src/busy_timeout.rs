@@ -7,6 +7,10 @@ use std::time::{Duration, Instant};
 /// The longest wait. A transaction takes microseconds, but on a busy machine a process may be preempted within it.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
+/// How many attempts are made, besides the time, unless the limit is zero: while this process is paused, time passes
+/// without an attempt.
+const MIN_ATTEMPTS: i32 = 10;
+
 thread_local! {
     /// The limit for the connection of this thread.
     static LIMIT: Cell<Duration> = const { Cell::new(MAX_WAIT) };
@@ -20,13 +24,14 @@ pub(crate) fn limit(ttl: Option<Duration>) {
     LIMIT.set(ttl.map_or(MAX_WAIT, |ttl| (ttl / 6).min(MAX_WAIT)));
 }
 
-/// Sleeps and returns true, or returns false once the limit has passed. SQLite passes the number of earlier calls for
-/// the same lock.
+/// Sleeps and returns true, or returns false once the limit has passed and [`MIN_ATTEMPTS`] were made. SQLite passes the
+/// number of earlier calls for the same lock.
 pub(crate) fn wait(tried: i32) -> bool {
     let now = Instant::now();
     let since = SINCE.get().filter(|_| tried > 0).unwrap_or(now);
     SINCE.set(Some(since));
-    let retry = now - since < LIMIT.get();
+    let limit = LIMIT.get();
+    let retry = now - since < limit || (tried < MIN_ATTEMPTS && !limit.is_zero());
     if retry {
         thread::sleep(step(tried));
     }
@@ -63,7 +68,10 @@ mod tests {
         limit(Some(Duration::from_millis(60)));
         assert!(wait(0), "the wait starts");
         thread::sleep(Duration::from_millis(10));
-        assert!(!wait(1), "the limit has passed");
+        assert!(wait(MIN_ATTEMPTS - 1), "the process may have been paused since its first attempt");
+        assert!(!wait(MIN_ATTEMPTS), "the limit has passed");
         assert!(wait(0), "the next wait has its own limit");
+        limit(Some(Duration::ZERO));
+        assert!(!wait(0), "no caller waits");
     }
 }

@@ -105,8 +105,12 @@ fn check_location(path: &Path, found: &Metadata) -> Result<()> {
 
 // ===== content =====
 
-/// How often a check is repeated while another process may be about to finish its write, and after which time.
-const ATTEMPTS: u32 = 200;
+/// How long another process may take to finish a write, or between locking the file and creating or removing the
+/// journal: far more than the microseconds that it needs.
+const LIMIT: Duration = Duration::from_secs(2);
+/// How many attempts are made, besides the time: while the machine is paused, time passes but the other process does not
+/// run.
+const ATTEMPTS: u32 = 100;
 const RETRY_AFTER: Duration = Duration::from_millis(5);
 
 /// Refuses a file of another program by a read that changes nothing and creates no companion file. Returns whether the
@@ -126,16 +130,24 @@ fn check_content(path: &Path) -> Result<bool> {
     check_mark(path, mark).map(|()| mark.empty)
 }
 
-/// Repeats an attempt while it is unfinished, for a second.
+/// Repeats an attempt while it is unfinished, until another process has had the time to finish its work. The last
+/// attempt begins after that.
 fn retry<T>(attempt: impl Fn() -> T, is_unfinished: impl Fn(&T) -> bool) -> T {
-    for _ in 1..ATTEMPTS {
+    let (begun, mut attempts) = (Instant::now(), 0);
+    loop {
+        attempts += 1;
+        let is_last = is_last(attempts, begun.elapsed());
         let outcome = attempt();
-        if !is_unfinished(&outcome) {
+        if is_last || !is_unfinished(&outcome) {
             return outcome;
         }
         thread::sleep(RETRY_AFTER);
     }
-    attempt()
+}
+
+/// Returns whether an attempt that begins now is the last one.
+fn is_last(attempts: u32, waited: Duration) -> bool {
+    attempts >= ATTEMPTS && waited > LIMIT
 }
 
 /// Returns whether the file has a journal that is not empty.
@@ -145,39 +157,23 @@ fn has_journal(path: &Path) -> bool {
         .any(|suffix| fs::metadata(with_suffix(path, suffix)).is_ok_and(|found| found.len() > 0))
 }
 
-/// How long a process may take between locking the file and creating or removing the journal: far more than the
-/// microseconds that it needs.
-const JOURNAL_LIMIT: Duration = Duration::from_secs(2);
-/// How many checks must find no journal, besides the time: while the machine is paused, time passes but the other
-/// process does not run.
-const JOURNAL_CHECKS: u32 = 100;
-
 /// Refuses a file whose journal was removed while another connection has it open: SQLite would create a new journal,
 /// and both sides would see a free mutex where the other holds it.
 fn check_journal(path: &Path) -> Result<()> {
-    let (begun, mut checks) = (Instant::now(), 0);
-    while !["-wal", "-shm"].iter().all(|suffix| with_suffix(path, suffix).exists()) {
-        match is_closed(path) {
-            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => {}
-            // Other errors are reported by the connection that is opened next.
-            Ok(()) | Err(_) => break,
-        }
-        checks += 1;
-        if is_journal_removed(checks, begun.elapsed()) {
-            return Err(unusable(
-                path,
-                "is open in another program, and its journal (-wal, -shm) was removed: stop every program that \
-                 uses it, then start them again",
-            ));
-        }
-        thread::sleep(RETRY_AFTER);
+    let removed = || {
+        let missing = ["-wal", "-shm"].iter().any(|suffix| !with_suffix(path, suffix).exists());
+        // Other errors are reported by the connection that is opened next.
+        let open = || matches!(is_closed(path), Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy));
+        missing && open()
+    };
+    if retry(removed, |removed| *removed) {
+        return Err(unusable(
+            path,
+            "is open in another program, and its journal (-wal, -shm) was removed: stop every program that uses it, \
+             then start them again",
+        ));
     }
     Ok(())
-}
-
-/// Returns whether another process has had the time to create or remove the journal.
-fn is_journal_removed(checks: u32, waited: Duration) -> bool {
-    checks >= JOURNAL_CHECKS && waited > JOURNAL_LIMIT
 }
 
 /// Succeeds if no connection of any process has the file open, and fails with `DatabaseBusy` otherwise: each connection
@@ -324,9 +320,16 @@ mod tests {
 
     #[test]
     fn file_is_not_refused_after_a_pause_of_the_machine() {
-        assert!(!is_journal_removed(1, Duration::from_secs(60)));
-        assert!(!is_journal_removed(JOURNAL_CHECKS, JOURNAL_LIMIT));
-        assert!(is_journal_removed(JOURNAL_CHECKS, 2 * JOURNAL_LIMIT));
+        assert!(!is_last(1, Duration::from_secs(60)));
+        assert!(!is_last(ATTEMPTS, LIMIT));
+        assert!(is_last(ATTEMPTS, 2 * LIMIT));
+    }
+
+    /// Such as one that was paused in the middle of it.
+    #[test]
+    fn write_of_another_process_may_take_longer_than_a_second() {
+        let begun = Instant::now();
+        assert!(retry(|| begun.elapsed() > Duration::from_millis(1800), |finished| !finished));
     }
 
     #[test]

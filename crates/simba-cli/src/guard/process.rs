@@ -1,20 +1,17 @@
 //! The guard process: waits for orders, deadlines and the end of the command, and handles the first that arrives.
 
-use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{self, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
-use nix::sys::signal::SigSet;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use nix::sys::signal::{SigSet, Signal as NixSignal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 use rustix::process::{
@@ -124,7 +121,7 @@ impl Guard {
         // Orphans become our children, so the kernel reports when none is left. Until the deadline for KILL they may
         // take longer than `REAP_LIMIT` to end, which a busy machine may need.
         let limit = REAP_LIMIT.max(self.kill.saturating_since(SystemClock.now()));
-        let all_ended = kill_all(getpid(), &Excluded::default(), limit, || self.reaper.has_no_children());
+        let all_ended = kill_all(getpid(), &Excluded::default(), limit, || self.reaper.reap());
         if let Some(group) = self.terminal_group {
             // `simba` may be killed or stopped, and its caller needs the terminal.
             Terminal::find().give_back(self.command, group);
@@ -156,7 +153,7 @@ impl Guard {
         let mut fds = [
             PollFd::new(&self.socket, PollFlags::IN),
             PollFd::new(&self.timer, PollFlags::IN),
-            PollFd::new(&self.reaper.wakeup, PollFlags::IN),
+            PollFd::new(&self.reaper.changes, PollFlags::IN),
         ];
         while let Err(error) = poll(&mut fds, None) {
             if error != Errno::INTR {
@@ -322,44 +319,37 @@ fn take_order(received: &mut Vec<u8>) -> Option<protocol::Order> {
 
 /// Reaps all child processes, and passes their states on.
 struct Reaper {
-    wakeup: Arc<OwnedFd>,
-    exits: Arc<Mutex<VecDeque<(Pid, WaitStatus)>>>,
-    no_children: Arc<AtomicBool>,
+    /// Readable when the state of a child has changed.
+    changes: SignalFd,
+    exits: Vec<(Pid, WaitStatus)>,
 }
 
 impl Reaper {
-    /// Starts to reap; ends when no child is left.
+    /// Starts to receive changes. The signal must be blocked, or it would not be received.
     fn start() -> io::Result<Self> {
-        let wakeup = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let exits = Arc::new(Mutex::new(VecDeque::new()));
-        let no_children = Arc::new(AtomicBool::new(false));
-        let reaper = Self {
-            wakeup: Arc::clone(&wakeup),
-            exits: Arc::clone(&exits),
-            no_children: Arc::clone(&no_children),
-        };
-        thread::Builder::new().name("simba-reaper".into()).spawn(move || {
-            loop {
-                match wait(WaitOptions::UNTRACED) {
-                    Ok(Some(exit)) => {
-                        exits.lock().unwrap_or_else(PoisonError::into_inner).push_back(exit);
-                        let _ = rustix::io::write(wakeup.as_fd(), &1u64.to_ne_bytes());
-                    }
-                    Ok(None) | Err(Errno::INTR) => {}
-                    Err(_) => return no_children.store(true, Ordering::Release),
-                }
+        let mut signals = SigSet::empty();
+        signals.add(NixSignal::SIGCHLD);
+        let changes = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        Ok(Self { changes, exits: Vec::new() })
+    }
+
+    /// Reaps the children that have ended. Returns whether no child is left, so that none can be added.
+    fn reap(&mut self) -> bool {
+        // Before the children: a change after this makes it readable again.
+        let _ = self.changes.read_signal();
+        loop {
+            match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+                Ok(Some(exit)) => self.exits.push(exit),
+                Ok(None) => return false,
+                Err(Errno::INTR) => {}
+                Err(_) => return true,
             }
-        })?;
-        Ok(reaper)
+        }
     }
 
-    /// Returns whether no child is left and none can be added.
-    fn has_no_children(&self) -> bool {
-        self.no_children.load(Ordering::Acquire)
-    }
-
-    fn take(&self) -> VecDeque<(Pid, WaitStatus)> {
-        let _ = rustix::io::read(self.wakeup.as_fd(), &mut [0u8; 8]);
-        std::mem::take(&mut self.exits.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Returns the states of the children since the last call.
+    fn take(&mut self) -> Vec<(Pid, WaitStatus)> {
+        self.reap();
+        std::mem::take(&mut self.exits)
     }
 }

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
@@ -13,12 +13,9 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use crate::failure::{code, print_error};
 use crate::terminal::Terminal;
 
-/// The hidden subcommand. Its arguments: the process id of the guard, whether to wait for the terminal (not if `0`),
-/// the command.
+/// The hidden subcommand. Its arguments: the process id of the guard, the group of `simba` if that gives the terminal to
+/// the command (otherwise `0`), the command.
 pub(crate) const SUBCOMMAND: &str = "__exec";
-
-/// How long to wait for the terminal; without it the command would be stopped at its first read.
-const TERMINAL_LIMIT: Duration = Duration::from_secs(1);
 
 /// Executes the command in this process. Returns only if that fails.
 pub(crate) fn exec(words: &[OsString]) -> ExitCode {
@@ -27,22 +24,23 @@ pub(crate) fn exec(words: &[OsString]) -> ExitCode {
         return fail(program, &error.into());
     }
     // A guard that ended before the line above would not be noticed.
-    let guard = guard.to_str().and_then(|text| Pid::from_raw(text.parse().ok()?));
+    let id = |text: &OsString| Pid::from_raw(text.to_str()?.parse().ok()?);
+    let guard = id(guard);
     if guard.is_none() || getppid() != guard {
         return ExitCode::from(code::NOT_EXECUTABLE);
     }
-    if foreground != "0" {
-        await_terminal(&Terminal::find());
+    if let Some(group) = id(foreground) {
+        await_terminal(&Terminal::find(), group);
     }
     // `simba` and the guard block signals, and exec keeps the mask.
     let _ = SigSet::empty().thread_set_mask();
     fail(program, &Command::new(program).args(args).exec())
 }
 
-/// Waits until `simba` gives the terminal to our group: taking it ourselves would stop this process.
-fn await_terminal(terminal: &Terminal) {
-    let begun = Instant::now();
-    while terminal.group().is_some() && !terminal.is_ours() && begun.elapsed() < TERMINAL_LIMIT {
+/// Waits until the group of `simba` does not have the terminal any more: taking it ourselves would stop this process, and
+/// so would the first read without it. If `simba` is stopped or killed, the guard ends this process.
+fn await_terminal(terminal: &Terminal, simba: Pid) {
+    while terminal.group() == Some(simba) {
         thread::sleep(Duration::from_micros(200));
     }
 }

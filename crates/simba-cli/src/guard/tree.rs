@@ -21,7 +21,7 @@ struct Stat {
     parent: i32,
     group: i32,
     session: i32,
-    /// It has ended and waits to be reaped.
+    /// All its threads have ended.
     dead: bool,
 }
 
@@ -161,28 +161,36 @@ fn all() -> impl Iterator<Item = Stat> {
 }
 
 fn stat(pid: i32) -> Option<Stat> {
-    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    // Not always UTF-8: a program may have any name, and the kernel cuts it off within a character.
+    parse(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
 }
 
 /// Parses `pid (name) state parent …`; the name may contain anything, also brackets and blanks.
 fn parse(text: &str) -> Option<Stat> {
     let (pid, _) = text.split_once(' ')?;
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
-    let dead = matches!(fields.next()?, "Z" | "X");
+    let ended = matches!(fields.next()?, "Z" | "X");
     let mut number = || fields.next()?.parse().ok();
     let (parent, group, session) = (number()?, number()?, number()?);
-    // The 22nd field, of which the first two are cut off and four were read.
-    let started = fields.nth(15)?.parse().ok()?;
+    // The 20th and the 22nd field, of which the first two are cut off and four were read.
+    let threads: u32 = fields.nth(13)?.parse().ok()?;
+    let started = fields.nth(1)?.parse().ok()?;
+    // The state is that of the first thread, which may end before the others.
+    let dead = ended && threads <= 1;
     Some(Stat { process: Process { pid: pid.parse().ok()?, started }, parent, group, session, dead })
 }
 
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+    use std::sync::{Mutex, PoisonError};
 
     use rustix::process::{WaitOptions, set_child_subreaper, wait};
 
     use super::*;
+
+    /// Locked by a test while it has children: a kill of all descendants would end those of another test.
+    static CHILDREN: Mutex<()> = Mutex::new(());
 
     #[test]
     fn name_with_brackets_and_blanks_is_parsed() {
@@ -190,12 +198,38 @@ mod tests {
         let stat = parse(line).unwrap();
         assert_eq!((stat.process.pid, stat.parent, stat.process.started, stat.dead), (12, 7, 4711, false));
         assert_eq!((stat.group, stat.session), (13, 14));
-        assert!(parse(&line.replace(" S ", " Z ")).unwrap().dead);
         assert_eq!(parse("12 (a)"), None);
     }
 
     #[test]
+    fn process_is_dead_once_its_last_thread_has_ended() {
+        let dead = |state, threads| {
+            let line = format!("12 (a) {state} 7 13 14 0 -1 0 1 2 3 4 5 6 7 8 20 0 {threads} 0 4711 9 9");
+            parse(&line).unwrap().dead
+        };
+        assert!(dead("Z", 1) && dead("X", 0));
+        assert!(!dead("Z", 2), "its first thread has ended, another runs");
+        assert!(!dead("S", 1));
+    }
+
+    /// Kills all children of this process, and checks that none is left.
+    #[track_caller]
+    fn assert_killed() {
+        let none = Excluded::default();
+        let killed = kill_all(getpid(), &none, Duration::from_secs(5), || {
+            loop {
+                match wait(WaitOptions::NOHANG) {
+                    Ok(Some(_)) => {}
+                    left => return left.is_err(),
+                }
+            }
+        });
+        assert!(killed && descendants(getpid(), &none).is_empty(), "{:?}", descendants(getpid(), &none));
+    }
+
+    #[test]
     fn tree_that_forks_creates_sessions_and_ignores_signals_is_killed() {
+        let _children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
         set_child_subreaper(Some(getpid())).unwrap();
         let script =
             "trap '' TERM; (setsid sleep 1000 &) ; (sh -c 'trap \"\" TERM; sleep 1000' &); sleep 1000";
@@ -206,15 +240,28 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(10), "the tree has too few processes");
             thread::sleep(Duration::from_millis(5));
         }
-        let killed = kill_all(getpid(), &none, Duration::from_secs(5), || {
-            loop {
-                match wait(WaitOptions::NOHANG) {
-                    Ok(Some(_)) => {}
-                    left => return left.is_err(),
-                }
-            }
-        });
-        assert!(killed && descendants(getpid(), &none).is_empty(), "{:?}", descendants(getpid(), &none));
+        assert_killed();
+        drop(child);
+    }
+
+    #[test]
+    fn process_whose_name_is_not_utf_8_is_killed() {
+        let _children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
+        set_child_subreaper(Some(getpid())).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        // The kernel keeps 15 bytes, which end within the `ü`.
+        let program = folder.path().join("nightly-sicherü.sh");
+        // In a process of its own: a file that a child of another test has open for writing cannot be executed.
+        let write = "printf '#!/bin/sh\nsleep 1000\n' > \"$0\" && chmod u+x \"$0\"";
+        assert!(Command::new("sh").args(["-c", write]).arg(&program).status().unwrap().success());
+        let child = Command::new(&program).spawn().unwrap();
+        let name = || fs::read(format!("/proc/{}/comm", child.id())).unwrap();
+        let begun = Instant::now();
+        while String::from_utf8(name()).is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "the program was not executed");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_killed();
         drop(child);
     }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::{Running, World, until, until_true};
 
-/// A lease short enough to wait for. It survives two seconds in which the machine is paused: renewed after 2 s,
-/// TERM 1.5 s before its deadline after 6 s, KILL 0.75 s before it.
-pub const LEASE: [&str; 4] = ["--ttl", "3s", "--transition", "3s"];
+/// A lease short enough to wait for. It survives four seconds in which the machine is paused: renewed after 2 s,
+/// TERM 2 s before its deadline after 9 s, KILL 1 s before it.
+pub const LEASE: [&str; 6] = ["--ttl", "3s", "--transition", "6s", "--grace", "2s"];
 /// The length of [`LEASE`].
-pub const LEASE_LENGTH: Duration = Duration::from_secs(6);
+pub const LEASE_LENGTH: Duration = Duration::from_secs(9);
 
 /// A lease for commands that are ended at its deadline. They get TERM 4.5 s before it and KILL 2.25 s before it, so a
 /// command or a guard that is paused for two seconds is still in time. Renewed after 1.3 s, expired after 8 s.

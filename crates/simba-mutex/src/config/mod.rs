@@ -151,12 +151,19 @@ impl Config {
         self.variables(readable)
     }
 
-    /// Reads variables. [`resolve`](Self::resolve) fails if the name of one is similar to that of a setting. Other
-    /// variables that are not settings are ignored.
+    /// Reads variables. A URL overrides the URLs of all stores in files that were read before.
+    /// [`resolve`](Self::resolve) fails if the name of one is similar to that of a setting. Other variables that are not
+    /// settings are ignored.
     pub fn variables(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Self {
         for (name, value) in variables {
             match variables::classify(&name) {
                 Variable::Setting(key) => {
+                    if key.name == "url" {
+                        // The variable selects the store, also if it names another store than a file.
+                        self.settings.retain(|key, setting| {
+                            key.name != "url" || !matches!(setting.origin, Origin::File(..))
+                        });
+                    }
                     self.settings.insert(key, Setting { value, origin: Origin::Environment(name) });
                 }
                 Variable::Misspelt(intended) => self.refuse_misspelt(name, &intended),

@@ -36,6 +36,22 @@ fn later_layers_and_settings_of_a_store_override() {
 }
 
 #[test]
+fn url_in_the_environment_overrides_every_url_in_a_file() {
+    for file in
+        ["url = 'mysql://file/db'\n", "[redis]\nurl = 'redis://file'\n", "[mysql]\nurl = 'mysql://file/db'\n"]
+    {
+        for name in ["SIMBA_URL", "SIMBA_REDIS_URL"] {
+            let config = Config::new().toml(file, "a.toml").unwrap();
+            let config = config.variables([(name.to_owned(), "redis://variable".to_owned())]);
+            assert_eq!(config.resolve().unwrap().url.to_string(), "redis://variable", "{name}: {file}");
+        }
+    }
+    // Two variables that name different stores are not resolved by chance.
+    let both = variables(&[("SIMBA_REDIS_URL", "redis://h"), ("SIMBA_MYSQL_URL", "mysql://h/db")]);
+    assert!(refusal(Ok(both)).contains("keep one"));
+}
+
+#[test]
 fn scheme_with_tls_uses_the_settings_of_its_store() {
     for (store, scheme) in [("redis", "rediss"), ("zookeeper", "zookeepers"), ("etcd", "etcds")] {
         let file = Config::new().toml(&format!("[{store}]\nttl = '5s'\n"), "a.toml").unwrap();
