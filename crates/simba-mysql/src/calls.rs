@@ -27,6 +27,7 @@ use tokio::runtime::Handle;
 
 use crate::connection::{Connection, Done};
 use crate::error::{Fault, closed};
+use crate::limits::LeaseInUse;
 use crate::own_hold::OwnHold;
 use crate::pending::Pending;
 use crate::row::RowsByName;
@@ -78,13 +79,15 @@ pub(crate) enum Request {
 pub(crate) struct SessionState {
     pub(crate) claim: Claim,
     own_hold: Mutex<OwnHold>,
+    _lease: LeaseInUse,
     /// Held by the call in progress, so that a call whose caller was dropped ends before the next one begins.
     turn: tokio::sync::Mutex<()>,
 }
 
 impl SessionState {
-    pub(crate) fn new(claim: Claim) -> Self {
-        Self { claim, own_hold: Mutex::default(), turn: tokio::sync::Mutex::default() }
+    pub(crate) fn new(claim: Claim, shared: &Shared) -> Self {
+        let _lease = shared.limits.use_lease(&claim.lease);
+        Self { claim, own_hold: Mutex::default(), _lease, turn: tokio::sync::Mutex::default() }
     }
 
     pub(crate) fn own_hold(&self) -> MutexGuard<'_, OwnHold> {
@@ -252,7 +255,7 @@ impl Calls {
         calls.iter().for_each(|call| call.sent());
         let targets: Vec<_> = calls.iter().filter_map(|call| call.target()).collect();
         let text = self.shared.statements.write(kind, terms, &targets, skip_locked);
-        let done = connection.execute(self.shared.limit(), &text).await?;
+        let done = connection.execute(self.shared.limits.statement(), &text).await?;
         if let Some(now) = done.number {
             self.shared.note_time(now, done.times);
         }
@@ -273,7 +276,7 @@ impl Calls {
 
     async fn read(&self, connection: &mut Connection, calls: &mut [&mut Pending<'_>]) {
         let text = self.shared.statements.read(calls.iter().map(|call| call.mutex().as_str()));
-        match connection.rows(self.shared.limit(), &text).await {
+        match connection.rows(self.shared.limits.statement(), &text).await {
             Ok(rows) => {
                 let by_name = RowsByName::new(&rows);
                 // A single row is the right one, whatever its spelling.
@@ -300,7 +303,7 @@ impl Calls {
             return;
         }
         let text = self.shared.statements.insert(calls.iter().map(|call| call.mutex().as_str()).collect());
-        match connection.execute(self.shared.limit(), &text).await {
+        match connection.execute(self.shared.limits.statement(), &text).await {
             Ok(_) => calls.iter_mut().for_each(|call| call.inserted()),
             Err(fault) => calls.iter_mut().for_each(|call| call.fail(&fault)),
         }

@@ -398,7 +398,7 @@ mod tests {
     fn call(request: Request) -> Call {
         let mutex = MutexName::new("m").unwrap();
         let claim = Claim::new(mutex, id(), Lease::default());
-        Call { session: Arc::new(SessionState::new(claim)), request, caller: Weak::new() }
+        Call { session: Arc::new(SessionState::new(claim, &shared())), request, caller: Weak::new() }
     }
 
     fn renewal(version: u64) -> Call {

@@ -56,6 +56,7 @@ on_both_servers! {
     a_restart_of_the_server_is_survived
     a_killed_server_keeps_confirmed_writes
     slow_writes_do_not_time_out
+    a_lease_that_is_over_limits_no_call
     a_waiter_survives_a_temporarily_read_only_server
 }
 
@@ -716,6 +717,22 @@ async fn slow_writes_do_not_time_out(on: Product) {
     }
     session.release(Holding::Under(first.unwrap())).await.unwrap();
     assert!(began.elapsed() > ms(300) * (rounds() + 2), "writes are slow");
+}
+
+/// Statements are limited by the shortest lease in use. A session that has ended limits those of others no longer.
+async fn a_lease_that_is_over_limits_no_call(on: Product) {
+    let connection = on.fixture().with_keys("connections=1").connect().await;
+    let lease = Lease::new(15 * SECOND, 15 * SECOND).unwrap();
+    let open = async |lease| {
+        let claim = Claim::new(common::name("over"), ContenderId::generate(), lease);
+        connection.backend.open(claim).await.unwrap()
+    };
+    let mut session = open(lease).await;
+    let first = token(session.contend(Prior::Nothing).await.unwrap());
+    drop(open(Lease::new(ms(300), ms(300)).unwrap()).await);
+    // Each reply takes longer than the limit of the short lease.
+    connection.network.delay(ms(150), Duration::ZERO);
+    assert_eq!(token(session.contend(Prior::Held).await.unwrap()), first);
 }
 
 /// Row 41: the application has used up its own pool and every connection that the server has left. The handle
