@@ -280,10 +280,13 @@ impl Calls {
             Ok(rows) => {
                 let by_name = RowsByName::new(&rows);
                 // A single row is the right one, whatever its spelling.
-                let only = rows.first().filter(|_| calls.len() == 1);
+                let is_alone = calls.len() == 1;
+                let only = rows.first().filter(|_| is_alone);
                 for call in calls.iter_mut() {
-                    let row = only.or_else(|| by_name.row(call.mutex()));
-                    call.decide(row, &self.shared);
+                    match only.or_else(|| by_name.row(call.mutex())) {
+                        None if !is_alone => call.not_returned(&self.shared),
+                        row => call.decide(row, &self.shared),
+                    }
                 }
             }
             // Read each row alone, so that one that is not Simba's does not fail the other calls.

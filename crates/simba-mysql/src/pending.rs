@@ -24,9 +24,11 @@ pub(crate) struct Pending<'a> {
     planned: Option<Write>,
     /// A write that may not have been carried out, and the server's time that it returned.
     unresolved: Option<(Write, Option<u64>)>,
+    /// There is no row, and it was not inserted yet.
+    is_missing: bool,
     /// The row was inserted, by this call or by a peer before.
     is_inserted: bool,
-    /// The table spells the name differently, and the collation ignores the difference: only a statement that names
+    /// The table may spell the name differently, and the collation ignore the difference: only a statement that names
     /// no other row can read it.
     pub(crate) is_read_alone: bool,
     pub(crate) reply: Option<Result<Answer, Fault>>,
@@ -64,6 +66,7 @@ impl<'a> Pending<'a> {
             request: call.request,
             planned: None,
             unresolved: None,
+            is_missing: false,
             is_inserted: false,
             is_read_alone: false,
             reply: None,
@@ -238,8 +241,7 @@ impl<'a> Pending<'a> {
 
     fn decide_contend(&mut self, prior: Prior, row: Option<&Row>) -> Option<Write> {
         let Some(row) = row else {
-            // Inserted already, so its name is spelled differently.
-            self.is_read_alone = self.is_inserted;
+            self.is_missing = !self.is_inserted;
             return None;
         };
         let kind = decide(prior, &mut self.session.own_hold(), &self.session.claim.contender, row);
@@ -249,14 +251,25 @@ impl<'a> Pending<'a> {
         }
     }
 
-    /// Returns whether the row has to be inserted: it was read, and neither a write nor a reply followed from that.
+    /// Processes that a read of several rows did not return the row: it is missing or spelled differently. A row that
+    /// may have been written is read alone next. One that was never used is inserted before, together with others.
+    pub(crate) fn not_returned(&mut self, shared: &Shared) {
+        let is_first = self.unresolved.is_none() && !self.is_inserted;
+        if is_first && matches!(self.request, Request::Contend(Prior::Nothing)) {
+            self.decide(None, shared);
+        } else {
+            self.is_read_alone = true;
+        }
+    }
+
+    /// Returns whether the row has to be inserted.
     pub(crate) fn is_missing(&self) -> bool {
-        self.planned.is_none() && self.reply.is_none() && !self.is_inserted
+        self.is_missing && self.reply.is_none()
     }
 
     /// Records that the row was inserted, by this statement or by a peer before.
     pub(crate) fn inserted(&mut self) {
-        self.is_inserted = true;
+        (self.is_missing, self.is_inserted) = (false, true);
         self.planned = Some(Write::at(Kind::Take, 0));
     }
 
@@ -453,12 +466,39 @@ mod tests {
         let (call, shared) = (call(Request::Contend(Prior::Nothing)), shared());
         let mut pending = Pending::new(&call, &shared);
         assert_eq!(pending.planned_write(), None);
-        pending.decide(None, &shared);
-        assert!(pending.is_missing());
+        pending.not_returned(&shared);
+        assert!(pending.is_missing() && !pending.is_read_alone);
         pending.inserted();
         assert_eq!(versions(&pending), 0..=0);
         pending.unresolved(None);
-        pending.decide(None, &shared);
+        pending.not_returned(&shared);
         assert!(!pending.is_missing() && pending.is_read_alone);
+    }
+
+    #[test]
+    fn row_that_may_have_been_written_is_read_alone_before_a_decision() {
+        let shared = shared();
+        let requests = [
+            Request::Contend(Prior::Unknown),
+            Request::Contend(Prior::Held),
+            Request::Inspect,
+            Request::Release(Holding::Unknown),
+        ];
+        for request in requests {
+            let call = call(request);
+            let mut pending = Pending::new(&call, &shared);
+            pending.not_returned(&shared);
+            assert!(pending.is_read_alone && !pending.is_missing() && pending.reply.is_none(), "{request:?}");
+        }
+        // The statement of a take that was carried out wrote other rows too.
+        let call = call(Request::Contend(Prior::Nothing));
+        shared.wakeups.released(&call.session.claim.mutex, Some(3), Moment::ZERO);
+        let mut pending = Pending::new(&call, &shared);
+        pending.sent();
+        pending.unresolved(Some(1_000));
+        pending.not_returned(&shared);
+        assert!(pending.is_read_alone && pending.reply.is_none());
+        pending.decide(Some(&Row::from(("M".into(), 1_000, 2_000, 20_000, "me".into(), 4, 1_000))), &shared);
+        assert!(matches!(pending.into_reply(), Ok(Answer::Ours(_))));
     }
 }

@@ -571,14 +571,23 @@ async fn a_name_that_the_table_spells_differently_is_found_in_a_batch(on: Produc
     };
     let plain = common::name("cafe");
     let accented = MutexName::legacy(plain.as_str().replacen('e', "é", 1)).unwrap();
-    let mut holder = open(plain).await;
-    assert!(token(holder.contend(Prior::Nothing).await.unwrap()).is_some());
+    let mut holder = open(plain.clone()).await;
+    let held = token(holder.contend(Prior::Nothing).await.unwrap()).unwrap();
     // The first call is sent alone, the others share statements.
     let mut sessions =
         [open(common::name("first")).await, open(accented).await, open(common::name("other")).await];
     let answers = contend_all(&mut sessions, Prior::Nothing).await;
     assert!(matches!(answers[0], Ok(Answer::Ours(_))) && matches!(answers[2], Ok(Answer::Ours(_))));
     assert!(matches!(answers[1], Ok(Answer::Held(_))), "{:?}", answers[1]);
+
+    holder.release(Holding::Under(held)).await.unwrap();
+    let [first, accented, other] = &mut sessions;
+    assert!(token(accented.contend(Prior::Nothing).await.unwrap()).is_some());
+    let (_, inspected, _) = tokio::join!(first.inspect(), accented.inspect(), other.inspect());
+    assert!(inspected.unwrap().is_some(), "the mutex is held");
+    let (_, released, _) = tokio::join!(first.inspect(), accented.release(Holding::Unknown), other.inspect());
+    released.unwrap();
+    assert_eq!(owner_on(on, &plain).await, "", "a release of an unknown hold frees the row");
 }
 
 /// Row 38: fifty contenders on twenty names that were never used. Each name gets one leader, and no call
