@@ -215,8 +215,9 @@ impl Calls {
         let (mut groups, mut mutexes) = (BTreeMap::<Group, Vec<_>>::new(), HashSet::new());
         for call in calls.iter_mut() {
             let Some(kind) = call.planned_write() else { continue };
-            // Of several calls about one mutex, the first writes and the others read the row afterwards.
-            if mutexes.insert(call.mutex()) {
+            // Of several calls about one mutex, the first writes and the others read the row afterwards. Names that
+            // differ by case only are one row: a statement could give it the id of one call at the version of another.
+            if mutexes.insert(call.mutex().as_str().to_lowercase()) {
                 let skip_locked = skip_locked || kind == Kind::Renew;
                 let group = Group { kind, terms: call.session.terms(), skip_locked };
                 groups.entry(group).or_default().push(call);

@@ -49,6 +49,7 @@ on_both_servers! {
     row_37_many_calls_for_locked_rows_wait_for_none_of_them
     renewals_without_a_reply_are_retried_together
     a_name_that_the_table_spells_differently_is_found_in_a_batch
+    takes_of_names_that_differ_by_case_have_one_winner
     row_38_a_cold_start_has_no_deadlocks
     row_39_a_rolled_back_or_lost_statement_is_retried_immediately
     row_40_killed_connections_end_no_tenure
@@ -588,6 +589,27 @@ async fn a_name_that_the_table_spells_differently_is_found_in_a_batch(on: Produc
     let (_, released, _) = tokio::join!(first.inspect(), accented.release(Holding::Unknown), other.inspect());
     released.unwrap();
     assert_eq!(owner_on(on, &plain).await, "", "a release of an unknown hold frees the row");
+}
+
+/// Names that differ by case only are one row. The handle remembers the version at which each was free, and only the
+/// second one is current: a batch with both must not give the row to the first, which cannot know that it acquired.
+async fn takes_of_names_that_differ_by_case_have_one_winner(on: Product) {
+    let backend = common::connect(&format!("{}?connections=1", common::least_url(on.shared().await))).await;
+    let lower = common::name("job");
+    let upper = MutexName::new(lower.as_str().replacen('j', "J", 1)).unwrap();
+    let mut sessions = Vec::new();
+    for mutex in [common::name("first"), upper, lower] {
+        let claim = Claim::new(mutex, ContenderId::generate(), Lease::default());
+        sessions.push(backend.open(claim).await.unwrap());
+    }
+    for session in &mut sessions[1..] {
+        let token = token(session.contend(Prior::Nothing).await.unwrap()).unwrap();
+        session.release(Holding::Under(token)).await.unwrap();
+    }
+    // The first call is sent alone, the others share statements.
+    let answers = contend_all(&mut sessions, Prior::Nothing).await;
+    let acquired = answers[1..].iter().filter(|answer| matches!(answer, Ok(Answer::Ours(_)))).count();
+    assert_eq!(acquired, 1, "{answers:?}");
 }
 
 /// Row 38: fifty contenders on twenty names that were never used. Each name gets one leader, and no call
