@@ -236,8 +236,7 @@ impl Calls {
                 calls.iter_mut().for_each(|call| call.applied(&self.shared));
             }
             Ok(done) => calls.iter_mut().for_each(|call| call.unresolved(done.number)),
-            // Retry each call alone, so that one bad call does not fail the others.
-            Err(Fault::Refused(_) | Fault::Locked(_)) if calls.len() > 1 => {
+            Err(fault) if calls.len() > 1 && fault.may_concern_one_call() => {
                 for call in calls.iter_mut() {
                     call.write_failed(None);
                     Box::pin(self.write(connection, group, &mut [call])).await;
@@ -290,8 +289,8 @@ impl Calls {
                     }
                 }
             }
-            // Read each row alone, so that one that is not Simba's does not fail the other calls.
-            Err(Fault::Refused(_)) if calls.len() > 1 => {
+            // One row that is not Simba's must not fail the other calls.
+            Err(fault) if calls.len() > 1 && fault.may_concern_one_call() => {
                 for call in calls.iter_mut() {
                     Box::pin(self.read(connection, &mut [call])).await;
                 }
@@ -301,14 +300,23 @@ impl Calls {
     }
 
     /// Inserts the rows that takes found missing. Whether a peer was faster shows the take itself.
-    async fn insert_missing(&self, connection: &mut Connection, calls: &mut [Pending<'_>]) {
-        let mut calls: Vec<_> = calls.iter_mut().filter(|call| call.is_missing()).collect();
-        if calls.is_empty() {
-            return;
+    async fn insert_all(&self, connection: &mut Connection, calls: &mut [Pending<'_>]) {
+        let mut missing: Vec<_> = calls.iter_mut().filter(|call| call.is_missing()).collect();
+        if !missing.is_empty() {
+            self.insert(connection, &mut missing).await;
         }
+    }
+
+    async fn insert(&self, connection: &mut Connection, calls: &mut [&mut Pending<'_>]) {
         let text = self.shared.statements.insert(calls.iter().map(|call| call.mutex().as_str()).collect());
         match connection.execute(self.shared.limits.statement(), &text).await {
             Ok(_) => calls.iter_mut().for_each(|call| call.inserted()),
+            // A peer that hangs while it inserts one of the rows must not fail the other calls.
+            Err(fault) if calls.len() > 1 && fault.may_concern_one_call() => {
+                for call in calls.iter_mut() {
+                    Box::pin(self.insert(connection, &mut [call])).await;
+                }
+            }
             Err(fault) => calls.iter_mut().for_each(|call| call.fail(&fault)),
         }
     }
@@ -331,7 +339,7 @@ impl SendBatch for Calls {
         for _ in 0..MAX_ROUNDS {
             self.write_all(connection, &mut pending).await;
             self.read_all(connection, &mut pending).await;
-            self.insert_missing(connection, &mut pending).await;
+            self.insert_all(connection, &mut pending).await;
             if pending.iter().all(|call| call.reply.is_some()) {
                 break;
             }

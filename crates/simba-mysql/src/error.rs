@@ -31,6 +31,11 @@ impl Fault {
         matches!(self, Self::Lost(_) | Self::ServerTimeout(_) | Self::Locked(_))
     }
 
+    /// Returns whether one call of several may be the cause: each is sent again alone.
+    pub(crate) const fn may_concern_one_call(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Locked(_))
+    }
+
     /// Returns whether a peer that keeps a row locked may be the cause.
     pub(crate) const fn suggests_locked_row(&self) -> bool {
         matches!(self, Self::Locked(_) | Self::ServerTimeout(_) | Self::TimedOut(_))

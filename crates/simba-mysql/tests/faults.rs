@@ -47,6 +47,7 @@ on_both_servers! {
     row_37_a_release_of_a_locked_row_delays_no_renewal_of_its_batch
     row_37_a_release_of_a_locked_row_leaves_a_connection_for_renewals
     row_37_many_calls_for_locked_rows_wait_for_none_of_them
+    row_37_an_insert_that_a_peer_does_not_end_affects_only_its_own_mutex
     renewals_without_a_reply_are_retried_together
     a_name_that_the_table_spells_differently_is_found_in_a_batch
     takes_of_names_that_differ_by_case_have_one_winner
@@ -392,6 +393,32 @@ async fn row_37_many_calls_for_locked_rows_wait_for_none_of_them(on: Product) {
     for answer in contend_all(&mut sessions, Prior::Held).await {
         assert!(token(answer.unwrap()).is_some());
     }
+}
+
+/// Row 37: a peer is stopped while it inserts the row of a mutex that was never used. Others are inserted with it.
+async fn row_37_an_insert_that_a_peer_does_not_end_affects_only_its_own_mutex(on: Product) {
+    let backend = common::connect(&format!("{}?connections=1", common::least_url(on.shared().await))).await;
+    // So long that no statement times out: MySQL waits for a second for each insert of the locked row.
+    let lease = Lease::new(30 * SECOND, 60 * SECOND).unwrap();
+    let mut names: Vec<_> = (0..40).map(|_| common::name("row37")).collect();
+    names.insert(20, common::name("row37-locked"));
+    let mut sessions = Vec::new();
+    for name in &names {
+        let claim = Claim::new(name.clone(), ContenderId::generate(), lease);
+        sessions.push(backend.open(claim).await.unwrap());
+    }
+    let mut peer = common::admin(&on.admin_url()).await;
+    peer.query_drop("BEGIN").await.unwrap();
+    let insert = "INSERT INTO simba_mutex VALUES (?, 0, 0, 0, '', 0)";
+    peer.exec_drop(insert, (names[20].as_str(),)).await.unwrap();
+    let mut answers = contend_all(&mut sessions, Prior::Nothing).await;
+    let error = answers.remove(20).unwrap_err();
+    assert!(error.to_string().contains("locked"), "{error}");
+    for answer in answers {
+        assert!(token(answer.unwrap()).is_some());
+    }
+    peer.query_drop("ROLLBACK").await.unwrap();
+    assert!(token(sessions[20].contend(Prior::Nothing).await.unwrap()).is_some());
 }
 
 /// Row 37: a release of a locked row shares a batch with a renewal. MySQL would wait for the row for a second, and the
