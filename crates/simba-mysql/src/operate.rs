@@ -58,9 +58,10 @@ impl Operate for MySqlBackend {
     async fn list(&self) -> Result<Vec<MutexRecord>> {
         self.shape().await?;
         let mut connection = self.operator().await?;
-        let rows = connection.rows(LIMIT, &self.shared.statements.list()).await?;
-        // A row whose name is not valid is not a mutex.
-        let named = rows.iter().filter_map(|row| Some(record(MutexName::legacy(&row.mutex).ok()?, row)));
+        let rows = connection.each_row(LIMIT, &self.shared.statements.list()).await?;
+        // A row whose name or values are not valid is not a mutex.
+        let valid = rows.iter().flatten();
+        let named = valid.filter_map(|row| Some(record(MutexName::legacy(&row.mutex).ok()?, row)));
         let mut records: Vec<_> = named.collect();
         records.sort_by(|one, other| one.mutex.cmp(&other.mutex));
         Ok(records)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
-use simba_core::operate::Probe;
+use simba_core::operate::{Operate, Probe};
 use simba_core::spi::{Answer, Backend, Claim, ConnectUrl, Holding, Prior};
 use simba_core::{ContenderId, Error, ErrorKind, Lease, Simba};
 use simba_mysql::{MySqlBackend, MySqlConfig};
@@ -178,7 +178,7 @@ async fn a_table_of_another_shape_is_reported() {
 }
 
 /// A row with values that only another program writes is an error for its own mutex. Others are read by the same
-/// statements: they are acquired, and their waiters are notified.
+/// statements: they are acquired and listed, and their waiters are notified.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_row_affects_only_its_own_mutex() {
     let signed = JVM_TABLE.replace("acquired_at BIGINT UNSIGNED", "acquired_at BIGINT");
@@ -203,6 +203,8 @@ async fn a_foreign_row_affects_only_its_own_mutex() {
     );
     assert_error(&refused.unwrap_err(), ErrorKind::Config, "another shape");
     let Answer::Ours(ours) = acquired.unwrap() else { panic!("it is free") };
+    let listed: Vec<_> = backend.list().await.unwrap().into_iter().map(|record| record.mutex).collect();
+    assert_eq!(listed, [names[0].clone(), names[2].clone()]);
 
     let other = connect(&url).await.unwrap();
     let claim = Claim::new(names[2].clone(), ContenderId::generate(), Lease::default());
