@@ -7,7 +7,7 @@
 //! | 2 | one read | calls that have no answer yet |
 //! | 3 | one insert | takes of mutexes that were never used |
 //!
-//! What the read shows decides the next write, up to [`MAX_ROUNDS`] times. Every write is conditional on versions,
+//! What the read shows decides the next write, up to [`MAX_ROUNDS`] times. Every write is conditional on a version,
 //! so a late or repeated one changes nothing.
 //!
 //! Renewals, the writes of a batch with several calls, and those on the last idle connection skip the rows that a peer

@@ -41,14 +41,13 @@ impl MySqlBackend {
         if !met {
             return Ok(Some(Eviction::Other(owner)));
         }
-        let versions = row.version..=row.version;
-        let target = Target { mutex: mutex.as_str(), owner: &row.owner, versions };
+        let target = Target { mutex: mutex.as_str(), owner: &row.owner, version: row.version };
         let text = self.shared.statements.write(Kind::Free, Terms { ttl: 0, total: 0 }, &[target], false);
         let freed = connection.execute(LIMIT, &text).await?;
         if freed.changed == 0 {
             return Ok(None);
         }
-        self.shared.wakeups.released(mutex, Some(row.version + 1), self.shared.clock.now());
+        self.shared.wakeups.released(mutex, row.version + 1, self.shared.clock.now());
         Ok(Some(Eviction::Freed { owner, window: row.remaining() }))
     }
 }

@@ -16,8 +16,8 @@ use crate::wakeups::Wakeups;
 
 /// How long statements skip locked rows after one was found.
 const CAREFUL_PERIOD: Duration = Duration::from_secs(10);
-/// The first version that JVM peers cannot read.
-const JVM_LIMIT: u64 = 1 << 31;
+/// The greatest version that JVM peers can read.
+pub(crate) const JVM_MAX: u64 = (1 << 31) - 1;
 
 /// The settings, the clock and the cached state of one handle.
 pub(crate) struct Shared {
@@ -99,7 +99,7 @@ impl Shared {
 
     /// Warns once if JVM peers cannot read this version.
     pub(crate) fn note_version(&self, mutex: &MutexName, version: u64) {
-        if version >= JVM_LIMIT && !self.version_warned.swap(true, Ordering::Relaxed) {
+        if version > JVM_MAX && !self.version_warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 backend = NAME, %mutex, version,
                 "the version of a mutex has passed 2147483647: JVM peers cannot read it any more"
