@@ -34,8 +34,8 @@ async fn first_lock(url: &str) -> Error {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreachable_server_is_unavailable() {
-    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = connect(&common::least_url(unused)).await.err().unwrap();
+    let (refusing, _socket) = common::refusing_address();
+    let error = connect(&common::least_url(refusing)).await.err().unwrap();
     assert_error(&error, ErrorKind::Unavailable, "check the host");
     // A server that accepts connections and sends nothing.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -319,13 +319,13 @@ fn problems(probe: &Probe) -> Vec<&str> {
 /// Where several servers take writes, leases are counted by several clocks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_probe_finds_servers_with_several_writers() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listen = simba_servers::free_address().unwrap();
     let galera = Setup::mariadb()
         .with_arg("--wsrep-on=ON")
         .with_arg("--wsrep-provider=/usr/lib/galera/libgalera_smm.so")
         .with_arg("--wsrep-cluster-address=gcomm://")
         .with_arg("--wsrep-node-address=127.0.0.1")
-        .with_arg(format!("--wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:{port}"))
+        .with_arg(format!("--wsrep-provider-options=gmcast.listen_addr=tcp://{listen}"))
         .with_arg("--binlog-format=ROW");
     let server = common::private(galera).await;
     let backend = connect(&common::least_url(server.address())).await.unwrap();

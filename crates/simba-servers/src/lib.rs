@@ -39,5 +39,5 @@ pub use ensemble::{Ensemble, EnsemblePlan};
 pub use faketime::faketime_library;
 pub use record::Record;
 pub use server::Server;
-pub use setup::Setup;
+pub use setup::{Setup, free_address};
 pub use shared::shared;

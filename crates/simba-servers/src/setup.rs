@@ -229,7 +229,11 @@ const PORTS: u16 = 10_000;
 
 /// Returns an address that is not in use, nor is the port ten thousand above. No other process gets it while this one
 /// lives, and this one does not get it twice: a server may be stopped and started again later.
-pub(crate) fn free_address() -> Result<SocketAddr> {
+///
+/// # Errors
+///
+/// No port is free.
+pub fn free_address() -> Result<SocketAddr> {
     static BEGIN: LazyLock<u16> = LazyLock::new(|| {
         let random = RandomState::new().build_hasher().finish();
         u16::try_from(random % u64::from(PORTS)).unwrap_or_default()

@@ -130,6 +130,13 @@ pub(crate) fn address_of(url: &str) -> SocketAddr {
     format!("{}:{}", url.hosts()[0].name, url.hosts()[0].port.unwrap()).parse().unwrap()
 }
 
+/// Returns an address at which no server listens, and the socket that keeps its port from others.
+pub(crate) fn refusing_address() -> (SocketAddr, tokio::net::TcpSocket) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    (socket.local_addr().unwrap(), socket)
+}
+
 /// Returns the configuration of this URL. The default connect timeout is longer here: a login takes long on a
 /// busy machine.
 pub(crate) fn config(url: &str) -> MySqlConfig {
