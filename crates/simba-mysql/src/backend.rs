@@ -126,7 +126,6 @@ impl Backend for MySqlBackend {
     async fn open(&self, claim: Claim) -> Result<Box<dyn Session>> {
         self.shape().await?.fits(&claim, &self.shared)?;
         self.shared.note_name(&claim.mutex);
-        self.shared.note_lease(&claim.lease);
         Ok(Box::new(MySqlSession::new(Arc::clone(&self.shared), Arc::clone(&self.calls), claim)))
     }
 

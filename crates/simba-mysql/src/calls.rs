@@ -7,7 +7,7 @@
 //! | 2 | one read | calls that have no answer yet |
 //! | 3 | one insert | takes of mutexes that were never used |
 //!
-//! What the read shows decides the next write, up to [`MAX_ROUNDS`] times. Every write is conditional on versions,
+//! What the read shows decides the next write, up to [`MAX_ROUNDS`] times. Every write is conditional on a version,
 //! so a late or repeated one changes nothing.
 //!
 //! Renewals, the writes of a batch with several calls, and those on the last idle connection skip the rows that a peer
@@ -27,6 +27,7 @@ use tokio::runtime::Handle;
 
 use crate::connection::{Connection, Done};
 use crate::error::{Fault, closed};
+use crate::limits::LeaseInUse;
 use crate::own_hold::OwnHold;
 use crate::pending::Pending;
 use crate::row::RowsByName;
@@ -78,13 +79,15 @@ pub(crate) enum Request {
 pub(crate) struct SessionState {
     pub(crate) claim: Claim,
     own_hold: Mutex<OwnHold>,
+    _lease: LeaseInUse,
     /// Held by the call in progress, so that a call whose caller was dropped ends before the next one begins.
     turn: tokio::sync::Mutex<()>,
 }
 
 impl SessionState {
-    pub(crate) fn new(claim: Claim) -> Self {
-        Self { claim, own_hold: Mutex::default(), turn: tokio::sync::Mutex::default() }
+    pub(crate) fn new(claim: Claim, shared: &Shared) -> Self {
+        let _lease = shared.limits.use_lease(&claim.lease);
+        Self { claim, own_hold: Mutex::default(), _lease, turn: tokio::sync::Mutex::default() }
     }
 
     pub(crate) fn own_hold(&self) -> MutexGuard<'_, OwnHold> {
@@ -212,8 +215,9 @@ impl Calls {
         let (mut groups, mut mutexes) = (BTreeMap::<Group, Vec<_>>::new(), HashSet::new());
         for call in calls.iter_mut() {
             let Some(kind) = call.planned_write() else { continue };
-            // Of several calls about one mutex, the first writes and the others read the row afterwards.
-            if mutexes.insert(call.mutex()) {
+            // Of several calls about one mutex, the first writes and the others read the row afterwards. Names that
+            // differ by case only are one row: a statement could give it the id of one call at the version of another.
+            if mutexes.insert(call.mutex().as_str().to_lowercase()) {
                 let skip_locked = skip_locked || kind == Kind::Renew;
                 let group = Group { kind, terms: call.session.terms(), skip_locked };
                 groups.entry(group).or_default().push(call);
@@ -232,8 +236,7 @@ impl Calls {
                 calls.iter_mut().for_each(|call| call.applied(&self.shared));
             }
             Ok(done) => calls.iter_mut().for_each(|call| call.unresolved(done.number)),
-            // Retry each call alone, so that one bad call does not fail the others.
-            Err(Fault::Refused(_) | Fault::Locked(_)) if calls.len() > 1 => {
+            Err(fault) if calls.len() > 1 && fault.may_concern_one_call() => {
                 for call in calls.iter_mut() {
                     call.write_failed(None);
                     Box::pin(self.write(connection, group, &mut [call])).await;
@@ -252,7 +255,7 @@ impl Calls {
         calls.iter().for_each(|call| call.sent());
         let targets: Vec<_> = calls.iter().filter_map(|call| call.target()).collect();
         let text = self.shared.statements.write(kind, terms, &targets, skip_locked);
-        let done = connection.execute(self.shared.limit(), &text).await?;
+        let done = connection.execute(self.shared.limits.statement(), &text).await?;
         if let Some(now) = done.number {
             self.shared.note_time(now, done.times);
         }
@@ -273,18 +276,21 @@ impl Calls {
 
     async fn read(&self, connection: &mut Connection, calls: &mut [&mut Pending<'_>]) {
         let text = self.shared.statements.read(calls.iter().map(|call| call.mutex().as_str()));
-        match connection.rows(self.shared.limit(), &text).await {
+        match connection.rows(self.shared.limits.statement(), &text).await {
             Ok(rows) => {
                 let by_name = RowsByName::new(&rows);
                 // A single row is the right one, whatever its spelling.
-                let only = rows.first().filter(|_| calls.len() == 1);
+                let is_alone = calls.len() == 1;
+                let only = rows.first().filter(|_| is_alone);
                 for call in calls.iter_mut() {
-                    let row = only.or_else(|| by_name.row(call.mutex()));
-                    call.decide(row, &self.shared);
+                    match only.or_else(|| by_name.row(call.mutex())) {
+                        None if !is_alone => call.not_returned(&self.shared),
+                        row => call.decide(row, &self.shared),
+                    }
                 }
             }
-            // Read each row alone, so that one that is not Simba's does not fail the other calls.
-            Err(Fault::Refused(_)) if calls.len() > 1 => {
+            // One row that is not Simba's must not fail the other calls.
+            Err(fault) if calls.len() > 1 && fault.may_concern_one_call() => {
                 for call in calls.iter_mut() {
                     Box::pin(self.read(connection, &mut [call])).await;
                 }
@@ -294,14 +300,23 @@ impl Calls {
     }
 
     /// Inserts the rows that takes found missing. Whether a peer was faster shows the take itself.
-    async fn insert_missing(&self, connection: &mut Connection, calls: &mut [Pending<'_>]) {
-        let mut calls: Vec<_> = calls.iter_mut().filter(|call| call.is_missing()).collect();
-        if calls.is_empty() {
-            return;
+    async fn insert_all(&self, connection: &mut Connection, calls: &mut [Pending<'_>]) {
+        let mut missing: Vec<_> = calls.iter_mut().filter(|call| call.is_missing()).collect();
+        if !missing.is_empty() {
+            self.insert(connection, &mut missing).await;
         }
+    }
+
+    async fn insert(&self, connection: &mut Connection, calls: &mut [&mut Pending<'_>]) {
         let text = self.shared.statements.insert(calls.iter().map(|call| call.mutex().as_str()).collect());
-        match connection.execute(self.shared.limit(), &text).await {
+        match connection.execute(self.shared.limits.statement(), &text).await {
             Ok(_) => calls.iter_mut().for_each(|call| call.inserted()),
+            // A peer that hangs while it inserts one of the rows must not fail the other calls.
+            Err(fault) if calls.len() > 1 && fault.may_concern_one_call() => {
+                for call in calls.iter_mut() {
+                    Box::pin(self.insert(connection, &mut [call])).await;
+                }
+            }
             Err(fault) => calls.iter_mut().for_each(|call| call.fail(&fault)),
         }
     }
@@ -324,7 +339,7 @@ impl SendBatch for Calls {
         for _ in 0..MAX_ROUNDS {
             self.write_all(connection, &mut pending).await;
             self.read_all(connection, &mut pending).await;
-            self.insert_missing(connection, &mut pending).await;
+            self.insert_all(connection, &mut pending).await;
             if pending.iter().all(|call| call.reply.is_some()) {
                 break;
             }

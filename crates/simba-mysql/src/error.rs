@@ -31,6 +31,11 @@ impl Fault {
         matches!(self, Self::Lost(_) | Self::ServerTimeout(_) | Self::Locked(_))
     }
 
+    /// Returns whether one call of several may be the cause: each is sent again alone.
+    pub(crate) const fn may_concern_one_call(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Locked(_))
+    }
+
     /// Returns whether a peer that keeps a row locked may be the cause.
     pub(crate) const fn suggests_locked_row(&self) -> bool {
         matches!(self, Self::Locked(_) | Self::ServerTimeout(_) | Self::TimedOut(_))
@@ -55,34 +60,35 @@ impl From<Fault> for Error {
     }
 }
 
-/// Converts the error of a statement about this table.
+/// Converts the error of a statement about this table. Only an error of the server tells that the statement was not
+/// carried out.
 pub(crate) fn fault(error: Mysql, table: &TableName) -> Fault {
+    let lost = unavailable("the connection to the server broke");
     match error {
         Mysql::Server(error) => server_fault(error, table),
-        Mysql::Io(IoError::Io(error)) if is_tls(&error) => Fault::Refused(tls_failed(error)),
-        Mysql::Io(IoError::Tls(error)) => Fault::Refused(tls_failed(error)),
-        Mysql::Io(IoError::Io(error)) => {
-            Fault::Lost(unavailable("the connection to the server broke").with_source(error))
-        }
-        Mysql::Driver(DriverError::ConnectionClosed) => Fault::Lost(unavailable("the connection is closed")),
-        Mysql::Driver(error) => Fault::Refused(driver(&error)),
-        Mysql::Other(error) => {
-            let message = format!("the driver failed: {error}");
-            Fault::Refused(Error::new(ErrorKind::Protocol, message).with_backend(NAME))
-        }
-        // The error contains what was parsed, which may include a password.
-        Mysql::Url(_) => Fault::Refused(Error::new(ErrorKind::Invalid, "the driver refused the settings")),
+        Mysql::Io(error) => Fault::Lost(lost.with_source(error)),
+        // Without the error itself: its `Debug` contains the packet that was not expected, which may be anything.
+        Mysql::Driver(error) => Fault::Lost(lost.with_source(driver(&error))),
+        Mysql::Other(error) => Fault::Lost(lost.with_source(error)),
+        Mysql::Url(_) => Fault::Lost(lost),
     }
 }
 
 /// Converts the error of a failed connect.
 pub(crate) fn connect_error(error: Mysql, table: &TableName) -> Error {
     match error {
+        Mysql::Server(error) => server_fault(error, table).into(),
         Mysql::Io(IoError::Io(error)) if !is_tls(&error) => {
             unavailable("no connection to the server: check the host, the port and that it runs")
                 .with_source(error)
         }
-        error => fault(error, table).into(),
+        Mysql::Io(error) => tls_failed(error),
+        Mysql::Driver(error) => driver(&error),
+        Mysql::Other(error) => {
+            Error::new(ErrorKind::Protocol, format!("the driver failed: {error}")).with_backend(NAME)
+        }
+        // The error contains what was parsed, which may include a password.
+        Mysql::Url(_) => Error::new(ErrorKind::Invalid, "the driver refused the settings"),
     }
 }
 
@@ -125,6 +131,7 @@ fn driver(error: &DriverError) -> Error {
                 "the server requires an unsupported authentication method ({error}): give the user another one"
             ),
         ),
+        DriverError::ConnectionClosed => (ErrorKind::Unavailable, "the connection is closed".to_owned()),
         DriverError::NoKeyFound => (ErrorKind::Config, "there is no private key in `ssl-key`".to_owned()),
         DriverError::PacketOutOfOrder | DriverError::UnexpectedPacket { .. } => {
             (ErrorKind::Protocol, format!("the server does not speak MySQL's protocol as expected: {error}"))
@@ -176,9 +183,23 @@ fn server_fault(error: ServerError, table: &TableName) -> Fault {
         1040 | 1203 | 1226 => {
             (Refused, Unavailable, "the server has no connection left: raise max_connections")
         }
+        1129 => (
+            Refused,
+            Unavailable,
+            "the server blocks this host after too many failed connections: fix their cause, then run FLUSH HOSTS (on \
+             MySQL TRUNCATE TABLE performance_schema.host_cache)",
+        ),
         1045 | 1698 | 1396 => {
             (Refused, Denied, "the server refused the user or its password: correct them in the URL")
         }
+        1130 => (Refused, Denied, "the server accepts no user from this host: create one for it"),
+        3118 | 4151 => (Refused, Denied, "the account of the user is locked: ALTER USER … ACCOUNT UNLOCK"),
+        1820 | 1862 => (Refused, Denied, "the password of the user has expired: set a new one (ALTER USER)"),
+        3159 => (
+            Refused,
+            Config,
+            "the server requires TLS: set ssl-mode to VERIFY_IDENTITY, VERIFY_CA or REQUIRED in the URL",
+        ),
         1044 => (Refused, Denied, "the user has no access to this database: grant it"),
         1142 | 1143 | 1227 | 1370 => (
             Refused,
@@ -255,10 +276,36 @@ mod tests {
     }
 
     #[test]
+    fn only_an_error_of_the_server_tells_the_outcome_of_a_statement() {
+        let invalid = || Mysql::Io(IoError::Io(std::io::ErrorKind::InvalidData.into()));
+        let broken = [
+            invalid(),
+            Mysql::Driver(DriverError::ConnectionClosed),
+            Mysql::Driver(DriverError::PacketOutOfOrder),
+            Mysql::Other("a stopped handler".into()),
+        ];
+        for error in broken {
+            let fault = fault(error, &TableName::default());
+            assert!(
+                matches!(fault, Fault::Lost(_)) && Error::from(fault.clone()).is_transient(),
+                "{fault:?}"
+            );
+        }
+        let error = connect_error(invalid(), &TableName::default());
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains("ssl-ca"), "{error}");
+    }
+
+    #[test]
     fn every_refusal_names_its_fix() {
         let fixes = [
             (1045, ErrorKind::Denied, "URL"),
+            (1129, ErrorKind::Unavailable, "FLUSH HOSTS"),
+            (1130, ErrorKind::Denied, "this host"),
             (1142, ErrorKind::Denied, "GRANT SELECT, INSERT, UPDATE"),
+            (1862, ErrorKind::Denied, "expired"),
+            (3118, ErrorKind::Denied, "ACCOUNT UNLOCK"),
+            (3159, ErrorKind::Config, "ssl-mode"),
+            (4151, ErrorKind::Denied, "ACCOUNT UNLOCK"),
             (1049, ErrorKind::Config, "create it"),
             (1146, ErrorKind::Config, "simba schema --apply"),
             (1054, ErrorKind::Config, "table"),

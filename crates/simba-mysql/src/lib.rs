@@ -87,6 +87,7 @@ mod config;
 mod connection;
 mod error;
 mod fairness;
+mod limits;
 mod operate;
 mod own_hold;
 mod pending;

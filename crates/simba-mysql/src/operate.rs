@@ -41,14 +41,13 @@ impl MySqlBackend {
         if !met {
             return Ok(Some(Eviction::Other(owner)));
         }
-        let versions = row.version..=row.version;
-        let target = Target { mutex: mutex.as_str(), owner: &row.owner, versions };
+        let target = Target { mutex: mutex.as_str(), owner: &row.owner, version: row.version };
         let text = self.shared.statements.write(Kind::Free, Terms { ttl: 0, total: 0 }, &[target], false);
         let freed = connection.execute(LIMIT, &text).await?;
         if freed.changed == 0 {
             return Ok(None);
         }
-        self.shared.wakeups.released(mutex, Some(row.version + 1), self.shared.clock.now());
+        self.shared.wakeups.released(mutex, row.version + 1, self.shared.clock.now());
         Ok(Some(Eviction::Freed { owner, window: row.remaining() }))
     }
 }
@@ -58,9 +57,10 @@ impl Operate for MySqlBackend {
     async fn list(&self) -> Result<Vec<MutexRecord>> {
         self.shape().await?;
         let mut connection = self.operator().await?;
-        let rows = connection.rows(LIMIT, &self.shared.statements.list()).await?;
-        // A row whose name is not valid is not a mutex.
-        let named = rows.iter().filter_map(|row| Some(record(MutexName::legacy(&row.mutex).ok()?, row)));
+        let rows = connection.each_row(LIMIT, &self.shared.statements.list()).await?;
+        // A row whose name or values are not valid is not a mutex.
+        let valid = rows.iter().flatten();
+        let named = valid.filter_map(|row| Some(record(MutexName::legacy(&row.mutex).ok()?, row)));
         let mut records: Vec<_> = named.collect();
         records.sort_by(|one, other| one.mutex.cmp(&other.mutex));
         Ok(records)

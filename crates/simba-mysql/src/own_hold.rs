@@ -1,8 +1,6 @@
 //! What a session knows of its own hold. The table has ids only. From the version follows which tenure a row
 //! is in, and whether an unanswered write of ours was carried out.
 
-use std::ops::RangeInclusive;
-
 use simba_core::FencingToken;
 
 /// What a session remembers between its calls.
@@ -25,14 +23,14 @@ impl OwnHold {
         self.0.map(|hold| FencingToken::new(hold.token))
     }
 
-    /// Returns the versions that the row of the hold may have: more than one after an unanswered write.
-    pub(crate) fn versions(&self) -> Option<RangeInclusive<u64>> {
-        self.0.map(|hold| hold.low..=hold.high)
+    /// Returns the version of the row. After an unanswered write it is not known.
+    pub(crate) fn version(&self) -> Option<u64> {
+        self.0.filter(|hold| hold.low == hold.high).map(|hold| hold.low)
     }
 
     /// Returns whether the remembered hold and our writes since account for this version.
     pub(crate) fn accounts_for(&self, version: u64) -> bool {
-        self.versions().is_some_and(|versions| versions.contains(&version))
+        self.0.is_some_and(|hold| (hold.low..=hold.high).contains(&version))
     }
 
     /// Forgets the hold: nothing is held, or the first reply of the tenure is outstanding.
@@ -59,12 +57,10 @@ impl OwnHold {
         }
     }
 
-    /// Records that the last write, which was conditional on these versions, was carried out. One that named a
-    /// single version leaves no doubt: every earlier write is void.
-    pub(crate) fn applied(&mut self, versions: &RangeInclusive<u64>) {
+    /// Records that the last write was carried out, which left this version. Every earlier write is void.
+    pub(crate) fn applied(&mut self, version: u64) {
         if let Some(hold) = &mut self.0 {
-            hold.low = versions.start().saturating_add(1);
-            hold.high = if versions.start() == versions.end() { hold.low } else { hold.high.max(hold.low) };
+            (hold.low, hold.high) = (version, version);
         }
     }
 }
@@ -83,8 +79,8 @@ mod tests {
     fn renewals_keep_the_token_and_advance_the_version() {
         let mut own_hold = held(7);
         own_hold.sent();
-        own_hold.applied(&(7..=7));
-        assert_eq!((own_hold.token(), own_hold.versions()), (Some(FencingToken::new(7)), Some(8..=8)));
+        own_hold.applied(8);
+        assert_eq!((own_hold.token(), own_hold.version()), (Some(FencingToken::new(7)), Some(8)));
     }
 
     #[test]
@@ -99,15 +95,13 @@ mod tests {
     }
 
     #[test]
-    fn write_that_allows_several_versions_keeps_the_doubt_and_an_exact_one_ends_it() {
+    fn after_an_unanswered_write_the_version_is_unknown_until_another_is_carried_out() {
         let mut own_hold = held(7);
         own_hold.sent();
+        assert_eq!(own_hold.version(), None);
         own_hold.sent();
-        own_hold.applied(&(7..=8));
-        assert_eq!(own_hold.versions(), Some(8..=9), "the first write was carried out or is void");
-        own_hold.sent();
-        own_hold.applied(&(9..=9));
-        assert_eq!((own_hold.versions(), own_hold.token()), (Some(10..=10), Some(FencingToken::new(7))));
+        own_hold.applied(9);
+        assert_eq!((own_hold.version(), own_hold.token()), (Some(9), Some(FencingToken::new(7))));
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! One call in progress: which write it sends, and what a row means for it. Sends nothing itself.
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use simba_core::spi::{Answer, Holding, Ownership, Prior};
@@ -13,9 +12,6 @@ use crate::row::Row;
 use crate::shared::Shared;
 use crate::statements::{Kind, Target};
 
-/// The maximum number of versions that a write names. With more in doubt, the row is read before.
-const MAX_VERSIONS: u64 = 8;
-
 /// A call that is being carried out.
 pub(crate) struct Pending<'a> {
     pub(crate) session: &'a SessionState,
@@ -24,20 +20,22 @@ pub(crate) struct Pending<'a> {
     planned: Option<Write>,
     /// A write that may not have been carried out, and the server's time that it returned.
     unresolved: Option<(Write, Option<u64>)>,
+    /// There is no row, and it was not inserted yet.
+    is_missing: bool,
     /// The row was inserted, by this call or by a peer before.
     is_inserted: bool,
-    /// The table spells the name differently, and the collation ignores the difference: only a statement that names
+    /// The table may spell the name differently, and the collation ignore the difference: only a statement that names
     /// no other row can read it.
     pub(crate) is_read_alone: bool,
     pub(crate) reply: Option<Result<Answer, Fault>>,
 }
 
 /// A conditional write.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Write {
     kind: Kind,
-    /// The versions at which it has an effect.
-    versions: RangeInclusive<u64>,
+    /// The version at which it has an effect.
+    version: u64,
 }
 
 /// Returns the write by which a session with this `prior` takes or keeps a row, or `None` if it is another's. Forgets
@@ -64,6 +62,7 @@ impl<'a> Pending<'a> {
             request: call.request,
             planned: None,
             unresolved: None,
+            is_missing: false,
             is_inserted: false,
             is_read_alone: false,
             reply: None,
@@ -76,24 +75,18 @@ impl<'a> Pending<'a> {
     /// the version at which this handle saw the mutex free.
     fn first_write(&mut self, shared: &Shared) -> Option<Write> {
         let mut own_hold = self.session.own_hold();
-        let (token, versions) = (own_hold.token(), own_hold.versions());
-        let known = |kind| {
-            let versions = versions.filter(|versions| versions.end() - versions.start() < MAX_VERSIONS);
-            versions.map(|versions| Write { kind, versions })
-        };
+        let (token, version) = (own_hold.token(), own_hold.version());
+        // After an unanswered write the row is read first. A renewal that named several versions could be carried out
+        // after its successor, and set the lease back to the time at which it was sent.
+        let known = |kind| version.map(|version| Write { kind, version });
         match self.request {
             Request::Contend(Prior::Nothing) => {
                 own_hold.forget();
                 let version = shared.wakeups.take_free_version(self.mutex());
-                version.map(|version| Write::at(Kind::Take, version))
+                version.map(|version| Write { kind: Kind::Take, version })
             }
-            // The token of the new tenure has to be known.
-            Request::Contend(Prior::Lapsed(lapsed)) if token == Some(lapsed) => {
-                known(Kind::Retake).filter(Write::is_exact)
-            }
-            // After an unanswered renewal the row is read first. A renewal that named several versions could be carried
-            // out after its successor, and set the lease back to the time at which it was sent.
-            Request::Contend(_) => known(Kind::Renew).filter(Write::is_exact),
+            Request::Contend(Prior::Lapsed(lapsed)) if token == Some(lapsed) => known(Kind::Retake),
+            Request::Contend(_) => known(Kind::Renew),
             Request::Release(Holding::Under(released)) if token == Some(released) => known(Kind::Free),
             Request::Release(Holding::Unknown) | Request::Inspect => None,
             Request::Release(_) => {
@@ -118,7 +111,7 @@ impl<'a> Pending<'a> {
         self.planned.as_ref().map(|write| Target {
             mutex: claim.mutex.as_str(),
             owner: claim.contender.as_str(),
-            versions: write.versions.clone(),
+            version: write.version,
         })
     }
 
@@ -163,9 +156,9 @@ impl<'a> Pending<'a> {
         let Some(write) = self.planned.take() else { return };
         let claim = &self.session.claim;
         let mut own_hold = self.session.own_hold();
-        let version = write.versions.start().saturating_add(1);
+        let version = write.version.saturating_add(1);
         match write.kind {
-            Kind::Renew if own_hold.token().is_some() => own_hold.applied(&write.versions),
+            Kind::Renew if own_hold.token().is_some() => own_hold.applied(version),
             Kind::Renew | Kind::Take | Kind::Retake => own_hold.begin(version),
             Kind::Free | Kind::Fence => own_hold.forget(),
         }
@@ -176,10 +169,7 @@ impl<'a> Pending<'a> {
                 shared.note_version(&claim.mutex, version);
                 shared.wakeups.acquired(&claim.mutex, claim.contender.as_str());
             }
-            Kind::Free => {
-                let version = write.is_exact().then_some(version);
-                shared.wakeups.released(&claim.mutex, version, shared.clock.now());
-            }
+            Kind::Free => shared.wakeups.released(&claim.mutex, version, shared.clock.now()),
             Kind::Renew | Kind::Fence => {}
         }
         self.reply = Some(Ok(match write.kind {
@@ -200,22 +190,17 @@ impl<'a> Pending<'a> {
         let last = self.unresolved.take();
         if let Some((write, number)) = &last {
             if row.is_some_and(|row| self.is_applied(write, *number, row)) {
-                self.planned = Some(write.clone());
+                self.planned = Some(*write);
                 return self.applied(shared);
             }
             self.not_applied(Some(write.kind));
         }
         let next = match self.request {
             Request::Inspect => self.reply_with_owner(row),
-            Request::Release(holding) => self.decide_release(holding, row),
+            Request::Release(holding) => self.decide_release(holding, row, shared),
             Request::Contend(prior) => self.decide_contend(prior, row),
         };
-        let is_repeated = |next: &Write| {
-            let repeats =
-                |last: &Write| last.kind == next.kind && last.versions.contains(next.versions.start());
-            last.is_some_and(|(last, _)| repeats(&last))
-        };
-        if next.as_ref().is_some_and(is_repeated) {
+        if next.is_some() && next == last.map(|(write, _)| write) {
             self.fail(&Fault::Locked(unavailable(LOCKED)));
         }
         self.planned = next;
@@ -224,8 +209,7 @@ impl<'a> Pending<'a> {
     /// Returns whether the row is as this write leaves it. The server's time tells it from an earlier write.
     fn is_applied(&self, write: &Write, number: Option<u64>, row: &Row) -> bool {
         let is_ours = row.owner == self.session.claim.contender.as_str();
-        let is_next = row.version.checked_sub(1).is_some_and(|before| write.versions.contains(&before));
-        is_next
+        row.version.checked_sub(1) == Some(write.version)
             && match write.kind {
                 Kind::Renew => {
                     is_ours && number.map(|now| now + self.session.terms().ttl) == Some(row.ttl_at)
@@ -238,31 +222,41 @@ impl<'a> Pending<'a> {
 
     fn decide_contend(&mut self, prior: Prior, row: Option<&Row>) -> Option<Write> {
         let Some(row) = row else {
-            // Inserted already, so its name is spelled differently.
-            self.is_read_alone = self.is_inserted;
+            self.is_missing = !self.is_inserted;
             return None;
         };
         let kind = decide(prior, &mut self.session.own_hold(), &self.session.claim.contender, row);
         match kind {
-            Some(kind) => Some(Write::at(kind, row.version)),
+            Some(kind) => Some(Write { kind, version: row.version }),
             None => self.reply_with_owner(Some(row)),
         }
     }
 
-    /// Returns whether the row has to be inserted: it was read, and neither a write nor a reply followed from that.
+    /// Processes that a read of several rows did not return the row: it is missing or spelled differently. A row that
+    /// may have been written is read alone next. One that was never used is inserted before, together with others.
+    pub(crate) fn not_returned(&mut self, shared: &Shared) {
+        let is_first = self.unresolved.is_none() && !self.is_inserted;
+        if is_first && matches!(self.request, Request::Contend(Prior::Nothing)) {
+            self.decide(None, shared);
+        } else {
+            self.is_read_alone = true;
+        }
+    }
+
+    /// Returns whether the row has to be inserted.
     pub(crate) fn is_missing(&self) -> bool {
-        self.planned.is_none() && self.reply.is_none() && !self.is_inserted
+        self.is_missing && self.reply.is_none()
     }
 
     /// Records that the row was inserted, by this statement or by a peer before.
     pub(crate) fn inserted(&mut self) {
-        self.is_inserted = true;
-        self.planned = Some(Write::at(Kind::Take, 0));
+        (self.is_missing, self.is_inserted) = (false, true);
+        self.planned = Some(Write { kind: Kind::Take, version: 0 });
     }
 
     /// Frees the row if it is ours: any row with our id if the holding is unknown, else the tenure that our own
     /// writes account for.
-    fn decide_release(&mut self, holding: Holding, row: Option<&Row>) -> Option<Write> {
+    fn decide_release(&mut self, holding: Holding, row: Option<&Row>, shared: &Shared) -> Option<Write> {
         let mut own_hold = self.session.own_hold();
         let is_unknown = holding == Holding::Unknown;
         let is_ours = |row: &Row| {
@@ -270,9 +264,15 @@ impl<'a> Pending<'a> {
             is_meant && row.owner == self.session.claim.contender.as_str()
         };
         match row {
-            Some(row) if is_ours(row) => return Some(Write::at(Kind::Free, row.version)),
+            Some(row) if is_ours(row) => return Some(Write { kind: Kind::Free, version: row.version }),
             // A take of ours may still be in flight: change the version so that it has no effect.
-            Some(row) if is_unknown && row.is_free() => return Some(Write::at(Kind::Fence, row.version)),
+            Some(row) if is_unknown && row.is_free() => {
+                return Some(Write { kind: Kind::Fence, version: row.version });
+            }
+            // An earlier release of ours, which was unanswered, may have freed it.
+            Some(row) if row.is_free() => {
+                shared.wakeups.released(self.mutex(), row.version, shared.clock.now());
+            }
             _ => {}
         }
         own_hold.forget();
@@ -293,16 +293,6 @@ impl<'a> Pending<'a> {
             Request::Contend(_) => Ok(Answer::Vacant),
             _ => Err(Fault::Refused(unavailable("the row changes faster than it can be freed"))),
         })
-    }
-}
-
-impl Write {
-    const fn at(kind: Kind, version: u64) -> Self {
-        Self { kind, versions: version..=version }
-    }
-
-    fn is_exact(&self) -> bool {
-        self.versions.start() == self.versions.end()
     }
 }
 
@@ -381,7 +371,7 @@ mod tests {
         let mut pending = Pending::new(&call, &shared);
         assert_eq!(pending.planned_write(), None, "the unanswered one may be carried out at any time");
         pending.decide(Some(&row("me", 2_000, 8)), &shared);
-        assert_eq!(pending.target().map(|target| target.versions), Some(8..=8));
+        assert_eq!(version(&pending), 8);
     }
 
     #[test]
@@ -398,7 +388,7 @@ mod tests {
     fn call(request: Request) -> Call {
         let mutex = MutexName::new("m").unwrap();
         let claim = Claim::new(mutex, id(), Lease::default());
-        Call { session: Arc::new(SessionState::new(claim)), request, caller: Weak::new() }
+        Call { session: Arc::new(SessionState::new(claim, &shared())), request, caller: Weak::new() }
     }
 
     fn renewal(version: u64) -> Call {
@@ -411,8 +401,8 @@ mod tests {
         Shared::new(MySqlConfig::new("h", "db"), Arc::new(SystemClock))
     }
 
-    fn versions(pending: &Pending<'_>) -> RangeInclusive<u64> {
-        pending.target().unwrap().versions
+    fn version(pending: &Pending<'_>) -> u64 {
+        pending.target().unwrap().version
     }
 
     #[test]
@@ -438,9 +428,9 @@ mod tests {
     #[test]
     fn take_that_lost_a_race_names_the_holder() {
         let (call, shared) = (call(Request::Contend(Prior::Nothing)), shared());
-        shared.wakeups.released(&call.session.claim.mutex, Some(3), Moment::ZERO);
+        shared.wakeups.released(&call.session.claim.mutex, 3, Moment::ZERO);
         let mut pending = Pending::new(&call, &shared);
-        assert_eq!((pending.planned_write(), versions(&pending)), (Some(Kind::Take), 3..=3));
+        assert_eq!((pending.planned_write(), version(&pending)), (Some(Kind::Take), 3));
         pending.sent();
         pending.unresolved(None);
         pending.decide(Some(&held_row("other", 11_000, 4)), &shared);
@@ -449,16 +439,55 @@ mod tests {
     }
 
     #[test]
+    fn unanswered_release_that_freed_the_row_counts_as_a_release() {
+        let (call, shared) = (call(Request::Release(Holding::Under(FencingToken::new(7)))), shared());
+        call.session.own_hold().begin(7);
+        call.session.own_hold().sent();
+        let mut pending = Pending::new(&call, &shared);
+        assert_eq!(pending.planned_write(), None, "the row is read first");
+        pending.decide(Some(&row("", 0, 8)), &shared);
+        assert!(matches!(pending.into_reply(), Ok(Answer::Vacant)));
+        assert_eq!(shared.wakeups.take_free_version(&call.session.claim.mutex), Some(8));
+    }
+
+    #[test]
     fn missing_row_is_inserted_and_then_read_alone() {
         let (call, shared) = (call(Request::Contend(Prior::Nothing)), shared());
         let mut pending = Pending::new(&call, &shared);
         assert_eq!(pending.planned_write(), None);
-        pending.decide(None, &shared);
-        assert!(pending.is_missing());
+        pending.not_returned(&shared);
+        assert!(pending.is_missing() && !pending.is_read_alone);
         pending.inserted();
-        assert_eq!(versions(&pending), 0..=0);
+        assert_eq!(version(&pending), 0);
         pending.unresolved(None);
-        pending.decide(None, &shared);
+        pending.not_returned(&shared);
         assert!(!pending.is_missing() && pending.is_read_alone);
+    }
+
+    #[test]
+    fn row_that_may_have_been_written_is_read_alone_before_a_decision() {
+        let shared = shared();
+        let requests = [
+            Request::Contend(Prior::Unknown),
+            Request::Contend(Prior::Held),
+            Request::Inspect,
+            Request::Release(Holding::Unknown),
+        ];
+        for request in requests {
+            let call = call(request);
+            let mut pending = Pending::new(&call, &shared);
+            pending.not_returned(&shared);
+            assert!(pending.is_read_alone && !pending.is_missing() && pending.reply.is_none(), "{request:?}");
+        }
+        // The statement of a take that was carried out wrote other rows too.
+        let call = call(Request::Contend(Prior::Nothing));
+        shared.wakeups.released(&call.session.claim.mutex, 3, Moment::ZERO);
+        let mut pending = Pending::new(&call, &shared);
+        pending.sent();
+        pending.unresolved(Some(1_000));
+        pending.not_returned(&shared);
+        assert!(pending.is_read_alone && pending.reply.is_none());
+        pending.decide(Some(&Row::from(("M".into(), 1_000, 2_000, 20_000, "me".into(), 4, 1_000))), &shared);
+        assert!(matches!(pending.into_reply(), Ok(Answer::Ours(_))));
     }
 }

@@ -7,14 +7,12 @@ use simba_core::{Error, ErrorKind, Result};
 
 use crate::connection::Connection;
 use crate::schema::Shape;
-use crate::shared::Shared;
+use crate::shared::{JVM_MAX, Shared};
 use crate::statements::literal;
 
 const LIMIT: Duration = Duration::from_secs(5);
 /// The offset of two clocks from which on it is reported.
 const OFFSET: Duration = Duration::from_secs(1);
-/// The greatest version that JVM peers can read.
-const JVM_MAX: u64 = (1 << 31) - 1;
 
 const SERVER: &str = "SELECT CONCAT(@@version_comment, ' ', @@version), @@global.time_zone, @@system_time_zone, \
     CAST(@@global.read_only AS UNSIGNED), CAST(@@global.innodb_flush_log_at_trx_commit AS UNSIGNED), \

@@ -20,7 +20,8 @@ pub(crate) struct MySqlSession {
 
 impl MySqlSession {
     pub(crate) fn new(shared: Arc<Shared>, calls: Arc<Calls>, claim: Claim) -> Self {
-        Self { shared, calls, state: Arc::new(SessionState::new(claim)), holds: false, subscription: None }
+        let state = Arc::new(SessionState::new(claim, &shared));
+        Self { shared, calls, state, holds: false, subscription: None }
     }
 
     async fn call(&self, request: Request) -> Result<Answer> {

@@ -1,6 +1,6 @@
 //! State that all parts of one backend handle share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,18 +9,15 @@ use simba_net::{ClockReading, ClockStep, ServerClock};
 
 use crate::config::MySqlConfig;
 use crate::error::NAME;
+use crate::limits::Limits;
 use crate::schema;
 use crate::statements::Statements;
 use crate::wakeups::Wakeups;
 
-/// The upper limit for one statement, however long the lease.
-const MAX_CALL: Duration = Duration::from_secs(5);
-/// The lower limit for one statement, however short the lease: a busy machine needs this long.
-const MIN_CALL: Duration = Duration::from_millis(120);
 /// How long statements skip locked rows after one was found.
 const CAREFUL_PERIOD: Duration = Duration::from_secs(10);
-/// The first version that JVM peers cannot read.
-const JVM_LIMIT: u64 = 1 << 31;
+/// The greatest version that JVM peers can read.
+pub(crate) const JVM_MAX: u64 = (1 << 31) - 1;
 
 /// The settings, the clock and the cached state of one handle.
 pub(crate) struct Shared {
@@ -29,9 +26,8 @@ pub(crate) struct Shared {
     pub(crate) schema: String,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) wakeups: Arc<Wakeups>,
+    pub(crate) limits: Arc<Limits>,
     server_clock: ServerClock,
-    /// The shortest limit of any session of the handle, in nanoseconds.
-    shortest_limit: AtomicU64,
     moments: Mutex<Moments>,
     version_warned: AtomicBool,
     name_warned: AtomicBool,
@@ -52,31 +48,14 @@ impl Shared {
             statements: Statements::new(config.table.clone()),
             schema: schema::statement(&config.table),
             wakeups: Wakeups::new(config.poll),
+            limits: Limits::new(),
             server_clock: ServerClock::default(),
-            shortest_limit: AtomicU64::new(u64::MAX),
             moments: Mutex::new(Moments { held_until: Moment::ZERO, careful_until: Moment::ZERO }),
             version_warned: AtomicBool::new(false),
             name_warned: AtomicBool::new(false),
             clock,
             config,
         }
-    }
-
-    /// Records the lease of a new session.
-    pub(crate) fn note_lease(&self, lease: &Lease) {
-        let limit = u64::try_from((lease.ttl() / 3).as_nanos()).unwrap_or(u64::MAX);
-        self.shortest_limit.fetch_min(limit, Ordering::Relaxed);
-    }
-
-    /// Returns how long a statement may take. Sessions share connections, so the shortest limit applies to all:
-    /// a session waits behind a dead connection no longer than its lease allows.
-    pub(crate) fn limit(&self) -> Duration {
-        self.shortest_limit().max(MIN_CALL)
-    }
-
-    /// Returns the shortest time that any session of the handle can wait for a reply.
-    pub(crate) fn shortest_limit(&self) -> Duration {
-        Duration::from_nanos(self.shortest_limit.load(Ordering::Relaxed)).min(MAX_CALL)
     }
 
     /// Records that a mutex is held under this lease from now on.
@@ -120,7 +99,7 @@ impl Shared {
 
     /// Warns once if JVM peers cannot read this version.
     pub(crate) fn note_version(&self, mutex: &MutexName, version: u64) {
-        if version >= JVM_LIMIT && !self.version_warned.swap(true, Ordering::Relaxed) {
+        if version > JVM_MAX && !self.version_warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 backend = NAME, %mutex, version,
                 "the version of a mutex has passed 2147483647: JVM peers cannot read it any more"

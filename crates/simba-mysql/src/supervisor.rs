@@ -90,7 +90,7 @@ impl Pool {
         loop {
             clock.sleep_until(clock.now() + TICK).await;
             let is_holding = self.shared.is_holding();
-            let interval = if is_holding { self.shared.shortest_limit().max(HELD_PING) } else { IDLE_PING };
+            let interval = if is_holding { self.shared.limits.shortest().max(HELD_PING) } else { IDLE_PING };
             let now = clock.now();
             let is_due = |connection: &Connection| connection.is_idle_for(now, interval, is_holding);
             while let Ok(permit) = self.permits.try_acquire()

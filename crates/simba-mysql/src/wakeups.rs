@@ -54,7 +54,7 @@ struct Topic {
 struct Observed {
     /// The owner and the time since which it holds the mutex.
     owner: Option<(String, u64)>,
-    /// The version, if there is a row and the version is known.
+    /// The version, if there is a row.
     version: Option<u64>,
 }
 
@@ -165,15 +165,13 @@ impl Wakeups {
         }
     }
 
-    /// Records that a session of this process freed the mutex, at this version if it is known. Notifies the next waiter of
-    /// this process, unless hand-overs are paused for the benefit of other processes.
-    pub(crate) fn released(&self, mutex: &MutexName, version: Option<u64>, now: Moment) {
+    /// Records that a session of this process freed the mutex, which left this version. Notifies the next waiter of this
+    /// process, unless hand-overs are paused for the benefit of other processes.
+    pub(crate) fn released(&self, mutex: &MutexName, version: u64, now: Moment) {
         let state = &mut *self.state();
-        if let Some(version) = version {
-            state.note_free(mutex, version);
-        }
+        state.note_free(mutex, version);
         let Some(topic) = state.topics.get_mut(mutex) else { return };
-        topic.last = Some(Observed { owner: None, version });
+        topic.last = Some(Observed { owner: None, version: Some(version) });
         topic.ends_at = None;
         topic.watchers.iter().for_each(|subscriber| subscriber.notify());
         if topic.queue.is_empty() {
@@ -432,10 +430,10 @@ mod tests {
     fn a_local_release_notifies_the_next_local_waiter_up_to_the_limit() {
         let (wakeups, first, _second) = two_waiters();
         for round in 0..4 {
-            wakeups.released(&name("m"), Some(round), at(round));
+            wakeups.released(&name("m"), round, at(round));
             assert!(is_notified(&first));
         }
-        wakeups.released(&name("m"), Some(4), at(4));
+        wakeups.released(&name("m"), 4, at(4));
         wakeups.polled(&[name("m")], &[free("m", 4)], at(5));
         assert!(!is_notified(&first), "hand-overs are paused for one interval");
         wakeups.polled(&[name("m")], &[free("m", 4)], at(255));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
-use simba_core::operate::Probe;
+use simba_core::operate::{Operate, Probe};
 use simba_core::spi::{Answer, Backend, Claim, ConnectUrl, Holding, Prior};
 use simba_core::{ContenderId, Error, ErrorKind, Lease, Simba};
 use simba_mysql::{MySqlBackend, MySqlConfig};
@@ -34,8 +34,8 @@ async fn first_lock(url: &str) -> Error {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreachable_server_is_unavailable() {
-    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = connect(&common::least_url(unused)).await.err().unwrap();
+    let (refusing, _socket) = common::refusing_address();
+    let error = connect(&common::least_url(refusing)).await.err().unwrap();
     assert_error(&error, ErrorKind::Unavailable, "check the host");
     // A server that accepts connections and sends nothing.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -178,7 +178,7 @@ async fn a_table_of_another_shape_is_reported() {
 }
 
 /// A row with values that only another program writes is an error for its own mutex. Others are read by the same
-/// statements: they are acquired, and their waiters are notified.
+/// statements: they are acquired and listed, and their waiters are notified.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_row_affects_only_its_own_mutex() {
     let signed = JVM_TABLE.replace("acquired_at BIGINT UNSIGNED", "acquired_at BIGINT");
@@ -203,6 +203,8 @@ async fn a_foreign_row_affects_only_its_own_mutex() {
     );
     assert_error(&refused.unwrap_err(), ErrorKind::Config, "another shape");
     let Answer::Ours(ours) = acquired.unwrap() else { panic!("it is free") };
+    let listed: Vec<_> = backend.list().await.unwrap().into_iter().map(|record| record.mutex).collect();
+    assert_eq!(listed, [names[0].clone(), names[2].clone()]);
 
     let other = connect(&url).await.unwrap();
     let claim = Claim::new(names[2].clone(), ContenderId::generate(), Lease::default());
@@ -317,13 +319,13 @@ fn problems(probe: &Probe) -> Vec<&str> {
 /// Where several servers take writes, leases are counted by several clocks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_probe_finds_servers_with_several_writers() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listen = simba_servers::free_address().unwrap();
     let galera = Setup::mariadb()
         .with_arg("--wsrep-on=ON")
         .with_arg("--wsrep-provider=/usr/lib/galera/libgalera_smm.so")
         .with_arg("--wsrep-cluster-address=gcomm://")
         .with_arg("--wsrep-node-address=127.0.0.1")
-        .with_arg(format!("--wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:{port}"))
+        .with_arg(format!("--wsrep-provider-options=gmcast.listen_addr=tcp://{listen}"))
         .with_arg("--binlog-format=ROW");
     let server = common::private(galera).await;
     let backend = connect(&common::least_url(server.address())).await.unwrap();

@@ -228,7 +228,7 @@ async fn row_56_a_mixed_fleet_never_overlaps_and_both_sides_win(on: Product) {
         }
     }
     // On a busy machine it takes longer until both sides have acquired often enough.
-    let (end, last) = (now() + Duration::from_secs(20), now() + Duration::from_secs(90));
+    let (end, last) = (now() + Duration::from_secs(20), now() + Duration::from_secs(300));
     let won = || (history.ours.load(Ordering::Relaxed), history.theirs.load(Ordering::Relaxed));
     let is_enough = |(ours, theirs): (u32, u32)| ours >= 10 && theirs >= 5;
     let mut jvms: Vec<(usize, JoinHandle<()>)> = Vec::new();

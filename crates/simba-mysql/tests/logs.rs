@@ -39,12 +39,12 @@ async fn row_64_no_secret_is_shown() {
     simba.locker(common::name("canary")).lock().await.unwrap().release().await.unwrap();
     texts.push(format!("{simba:?}"));
     simba.shutdown().await;
-    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (refusing, _socket) = common::refusing_address();
     for url in [
         format!("mysql://canary:{CANARY}x@{address}/simba"),
         format!("mysql://nobody:{CANARY}@{address}/simba"),
         format!("mysql://canary:{CANARY}@{address}/missing"),
-        format!("mysql://canary:{CANARY}@{unused}/simba"),
+        format!("mysql://canary:{CANARY}@{refusing}/simba"),
         format!("mysql://canary:{CANARY}@{address}/simba?ssl-mode=VERIFY_IDENTITY"),
         format!("mysql://canary:{CANARY}@{address}/simba?ssl-mode=REQUIRED&ssl-cert=/no&ssl-key=/{CANARY}"),
     ] {

@@ -7,19 +7,24 @@
     reason = "every test file uses a part of it, and fails by panicking"
 )]
 
+pub(crate) mod calls;
 pub(crate) mod injector;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts};
 use simba_core::spi::{Backend, ConnectUrl, async_trait};
+use simba_core::{Contention, Lease, MutexName, Simba, Tenure};
 use simba_mysql::{MySqlBackend, MySqlConfig};
 use simba_servers::Setup;
 use simba_tck::{Connection, Fixture, Profile};
 use simba_test_support::behind_proxy;
 pub(crate) use simba_test_support::name_for as name;
 use tokio::sync::OnceCell;
+use tokio::time::timeout;
 
 /// The user with only the documented rights.
 pub(crate) const USER: &str = "simba_least";
@@ -130,6 +135,13 @@ pub(crate) fn address_of(url: &str) -> SocketAddr {
     format!("{}:{}", url.hosts()[0].name, url.hosts()[0].port.unwrap()).parse().unwrap()
 }
 
+/// Returns an address at which no server listens, and the socket that keeps its port from others.
+pub(crate) fn refusing_address() -> (SocketAddr, tokio::net::TcpSocket) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    (socket.local_addr().unwrap(), socket)
+}
+
 /// Returns the configuration of this URL. The default connect timeout is longer here: a login takes long on a
 /// busy machine.
 pub(crate) fn config(url: &str) -> MySqlConfig {
@@ -137,12 +149,32 @@ pub(crate) fn config(url: &str) -> MySqlConfig {
     let config = MySqlConfig::from_url(&url).unwrap();
     match url.query("connect-timeout") {
         Some(_) => config,
-        None => config.with_connect_timeout(std::time::Duration::from_secs(30)).unwrap(),
+        None => config.with_connect_timeout(30 * SECOND).unwrap(),
     }
 }
 
 pub(crate) async fn connect(url: &str) -> MySqlBackend {
     MySqlBackend::connect(config(url)).await.unwrap()
+}
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+pub(crate) fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Connects, with the lease of the tests.
+pub(crate) async fn simba(url: &str) -> Simba {
+    simba_tck::explain_failures();
+    Simba::builder(Arc::new(connect(url).await)).with_lease(lease()).build()
+}
+
+/// Starts a contention and waits until it leads.
+pub(crate) async fn lead(simba: &Simba, mutex: &MutexName) -> (Contention, Tenure) {
+    let contention = simba.contend(mutex.clone());
+    contention.start().unwrap();
+    let tenure = timeout(30 * SECOND, contention.acquired()).await.unwrap().unwrap();
+    (contention, tenure)
 }
 
 /// A server, as the least-privilege user, behind a fault proxy.
@@ -208,7 +240,7 @@ impl Fixture for OnMySql {
         self.0.connect().await
     }
 
-    fn lease(&self) -> simba_core::Lease {
+    fn lease(&self) -> Lease {
         self.0.lease()
     }
 
@@ -238,9 +270,8 @@ pub(crate) fn profile() -> Profile {
 }
 
 /// Returns a lease that survives a pause of the machine of two seconds.
-pub(crate) fn lease() -> simba_core::Lease {
-    let three = std::time::Duration::from_secs(3);
-    simba_core::Lease::new(three, three).unwrap()
+pub(crate) fn lease() -> Lease {
+    Lease::new(3 * SECOND, 3 * SECOND).unwrap()
 }
 
 /// Returns the address of the shared MariaDB, with the table and the least-privilege user created.
@@ -250,7 +281,7 @@ pub(crate) async fn shared() -> SocketAddr {
 
 /// Polls for a state that sends no signal.
 pub(crate) async fn until(what: &str, reached: impl Fn() -> bool + Send + Sync) {
-    simba_test_support::until_within(std::time::Duration::from_secs(30), what, reached).await;
+    simba_test_support::until_within(30 * SECOND, what, reached).await;
 }
 
 /// Starts a private server for one test, with the table and the least-privilege user.
