@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::raw::{self, Raw};
 use simba_core::ContenderId;
-use simba_core::spi::{Backend as _, Claim, Prior};
+use simba_core::spi::{Answer, Backend as _, Claim, Prior};
 use simba_core::{Clock, Contention, Lease, Moment, Simba, SystemClock, Tenure};
 use simba_servers::{Ensemble, EnsemblePlan};
 use simba_tck::{FaultProxy, rounds};
@@ -292,8 +292,11 @@ async fn a_creation_that_is_committed_after_a_reconnect_leaves_no_node() {
     let claim = || Claim::new(mutex.clone(), ContenderId::generate(), lease);
     // A holder, since the servers delete the node of a mutex that nobody wants, and a creation below it would fail.
     let mut holder = backend.open(claim()).await.unwrap();
-    holder.contend(Prior::Nothing).await.unwrap();
-    let mut session = backend.open(claim()).await.unwrap();
+    let answer = holder.contend(Prior::Nothing).await.unwrap();
+    assert!(matches!(answer, Answer::Ours(_)), "{answer:?}");
+    let waiting = claim();
+    let contender = waiting.contender.clone();
+    let mut session = backend.open(waiting).await.unwrap();
     let leader_address = ensemble.server(leader).address();
     let mut raw = spawn_blocking(move || Raw::connect(leader_address)).await.unwrap();
     // The first server forwards requests and receives nothing. The leader needs the second server to commit, which
@@ -301,8 +304,8 @@ async fn a_creation_that_is_committed_after_a_reconnect_leaves_no_node() {
     let to_leader = [&links[followers[0]][leader], &links[followers[1]][leader]];
     to_leader[0].stall_replies();
     to_leader[1].delay(DELAY, Duration::ZERO);
-    // The request that creates a node below the mutex, not one about the mutex itself.
-    let mut forwarded = to_leader[0].hold_next_request_with(&[&format!("{path}/")]);
+    // The request that creates the node: only that one contains the id.
+    let mut forwarded = to_leader[0].hold_next_request_with(&[contender.as_str()]);
     tokio::select! {
         () = forwarded.caught() => forwarded.deliver(),
         answer = session.contend(Prior::Nothing) => panic!("no answer is expected yet: {answer:?}"),
