@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use simba_core::spi::{Backend, Claim, Operate, Session};
-use simba_core::{Clock, Error, ErrorKind, Result, SystemClock};
+use simba_core::{Clock, Result, SystemClock};
 use simba_net::PerLease;
 use simba_net::queue::QueueSession;
 
@@ -48,7 +48,8 @@ impl EtcdBackend {
     ///
     /// [`ErrorKind::Unavailable`](simba_core::ErrorKind::Unavailable) if no member answers;
     /// [`ErrorKind::Denied`](simba_core::ErrorKind::Denied) or
-    /// [`ErrorKind::Config`](simba_core::ErrorKind::Config) until the setup is fixed.
+    /// [`ErrorKind::Config`](simba_core::ErrorKind::Config) until the setup is fixed;
+    /// [`ErrorKind::Invalid`](simba_core::ErrorKind::Invalid) if the settings name no member.
     ///
     /// # Cancel safety
     ///
@@ -63,10 +64,6 @@ impl EtcdBackend {
     ///
     /// As [`connect`](Self::connect).
     pub async fn connect_with_clock(config: EtcdConfig, clock: Arc<dyn Clock>) -> Result<Self> {
-        if config.endpoints.is_empty() {
-            let message = "no member to connect to: name at least one";
-            return Err(Error::new(ErrorKind::Invalid, message).with_backend(NAME));
-        }
         let config = Arc::new(config);
         let client = Arc::new(Client::start(Arc::clone(&config), clock));
         client.ready().await.map_err(|error| error.with_backend(NAME))?;

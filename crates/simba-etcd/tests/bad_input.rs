@@ -9,11 +9,20 @@ use std::time::Duration;
 use common::{connect, ctl, soon};
 use simba_core::spi::{Backend as _, Claim, Operate as _};
 use simba_core::{ContenderId, ErrorKind, Lease, MutexName, Simba};
+use simba_etcd::{EtcdBackend, EtcdConfig};
 use simba_servers::{Setup, shared};
 use simba_test_support::http_server;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
+
+#[tokio::test]
+async fn connect_fails_without_members() {
+    let config = EtcdConfig::new(Vec::<(String, u16)>::new());
+    let error = EtcdBackend::connect(config).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+    assert!(error.to_string().contains("name at least one"), "no fix: {error}");
+}
 
 #[tokio::test]
 async fn a_server_of_another_kind_is_reported() {

@@ -34,7 +34,7 @@ pub trait Connector: Send {
     /// A handle on an open connection.
     type Connection: Connection;
 
-    /// Returns the number of endpoints.
+    /// Returns the number of endpoints. If there is none, calls fail with [`ErrorKind::Invalid`].
     fn endpoints(&self) -> usize {
         1
     }
@@ -274,12 +274,13 @@ impl<C: Connection> Supervised<C> {
 ///
 /// The first permanent error if every endpoint has one, since nothing helps until that is fixed. Otherwise the first
 /// transient error: another round may succeed. A permanent error of another endpoint is its source.
+/// [`ErrorKind::Invalid`] if there is no endpoint.
 async fn connect_any<K: Connector>(
     connector: &mut K,
     clock: &dyn Clock,
     first: usize,
 ) -> Result<(usize, K::Connection)> {
-    let count = connector.endpoints().max(1);
+    let count = connector.endpoints();
     let (mut transient, mut permanent) = (None, None);
     for endpoint in (first..first + count).map(|at| at % count) {
         let limit = connector.limit();
@@ -293,7 +294,7 @@ async fn connect_any<K: Connector>(
     Err(match (transient, permanent) {
         (Some(transient), Some(permanent)) => transient.with_source(permanent),
         (Some(error), None) | (None, Some(error)) => error,
-        (None, None) => Error::new(ErrorKind::Config, "the store has no endpoint"),
+        (None, None) => Error::new(ErrorKind::Invalid, "no server to connect to: name at least one"),
     })
 }
 
@@ -497,6 +498,18 @@ mod tests {
             })
             .await;
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_endpoints_calls_fail_at_once_and_the_error_names_the_fix() {
+        supervised(&[], Retry::default(), async |supervised, all| {
+            let began = tokio::time::Instant::now();
+            let error = supervised.connection().await.unwrap_err();
+            assert_eq!((error.kind(), began.elapsed()), (ErrorKind::Invalid, Duration::ZERO));
+            assert!(error.to_string().contains("name at least one"), "{error}");
+            assert!(tried(&all).is_empty());
+        })
+        .await;
     }
 
     #[tokio::test(start_paused = true)]

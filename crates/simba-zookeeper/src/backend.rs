@@ -53,7 +53,8 @@ impl ZookeeperBackend {
     /// [`ErrorKind::Unavailable`](simba_core::ErrorKind::Unavailable) if no server grants a session;
     /// [`ErrorKind::Denied`](simba_core::ErrorKind::Denied),
     /// [`ErrorKind::Config`](simba_core::ErrorKind::Config) or
-    /// [`ErrorKind::Protocol`](simba_core::ErrorKind::Protocol) if the setup has to be fixed first.
+    /// [`ErrorKind::Protocol`](simba_core::ErrorKind::Protocol) if the setup has to be fixed first;
+    /// [`ErrorKind::Invalid`](simba_core::ErrorKind::Invalid) if the settings name no server.
     pub async fn connect(config: ZookeeperConfig) -> Result<Self> {
         Self::connect_with_clock(config, Arc::new(SystemClock)).await
     }

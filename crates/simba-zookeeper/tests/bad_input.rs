@@ -16,12 +16,21 @@ use simba_core::{ContenderId, ErrorKind, Lease, Simba};
 use simba_servers::{Setup, shared};
 use simba_tck::{Network as _, Proxies};
 use simba_test_support::http_server;
+use simba_zookeeper::{ZookeeperBackend, ZookeeperConfig};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
 fn address() -> String {
     shared("SIMBA_TCK_ZOOKEEPER").strip_prefix("zookeeper://").unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn connect_fails_without_servers() {
+    let config = ZookeeperConfig::new(Vec::<(String, u16)>::new());
+    let error = ZookeeperBackend::connect(config).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+    assert!(error.to_string().contains("name at least one"), "no fix: {error}");
 }
 
 #[tokio::test]
