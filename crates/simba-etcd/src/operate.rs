@@ -41,7 +41,7 @@ impl EtcdBackend {
 
     async fn read_queue(&self, mutex: &MutexName) -> Result<QueueState> {
         let kvs = self.keys_under(&self.config().keys().mutex(mutex)).await?;
-        Ok(QueueState { head: kvs.first().map(Head::of).transpose()?, keys: kvs.len() })
+        Ok(QueueState { head: kvs.first().map(Head::of), keys: kvs.len() })
     }
 
     /// Returns the remaining time of the holder's lease; `None` without a holder, and for a key without a lease.
@@ -68,8 +68,7 @@ impl Operate for EtcdBackend {
             let Some(mutex) = keys.mutex_of(&kv.key) else { continue };
             match mutexes.get_mut(&mutex) {
                 Some(queue) => queue.keys += 1,
-                // A key without a readable owner holds the mutex all the same, and must not fail the whole list.
-                None => drop(mutexes.insert(mutex, QueueState { head: Head::of(&kv).ok(), keys: 1 })),
+                None => drop(mutexes.insert(mutex, QueueState { head: Some(Head::of(&kv)), keys: 1 })),
             }
         }
         // Many mutexes share a lease, so each is read once.

@@ -23,25 +23,16 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    pub(crate) fn of(kv: &KeyValue) -> Result<Self> {
-        let key = kv.key.clone();
-        // A lock of etcd's own tools has no value. The last part of its key identifies it.
-        let name = key.rsplit(|byte| *byte == b'/').next().unwrap_or(&key);
-        let owner = readable(&kv.value)
-            .or_else(|| readable(name))
-            .map_or_else(|| ContenderId::foreign(key.escape_ascii().to_string()), Ok)?;
-        Ok(Self { holder: Holder { owner, token: token(kv.create_revision) }, lease: kv.lease, key })
+    /// Converts a key. A lock of etcd's own tools has no value: the last part of its key identifies it.
+    pub(crate) fn of(kv: &KeyValue) -> Self {
+        let holder = Holder::of(&kv.value, &kv.key, token(kv.create_revision));
+        Self { key: kv.key.clone(), holder, lease: kv.lease }
     }
 }
 
 /// Converts a revision, which is never below one, into a token.
 pub(crate) fn token(revision: i64) -> FencingToken {
     FencingToken::new(u64::try_from(revision).unwrap_or_default())
-}
-
-/// Returns these bytes as an id, if they are text.
-fn readable(bytes: &[u8]) -> Option<ContenderId> {
-    ContenderId::foreign(std::str::from_utf8(bytes).ok()?.trim()).ok()
 }
 
 fn all(prefix: &str) -> RangeRequest {
@@ -138,7 +129,7 @@ pub(crate) fn position(mut answer: TxnResponse, revision: i64, proof: Proof) -> 
         ([first], []) if first.key == own.key && first.create_revision == revision => {
             Ok(Position::First(proof))
         }
-        ([first], [ahead]) if first.create_revision < revision => behind(first, ahead, at),
+        ([first], [ahead]) if first.create_revision < revision => Ok(behind(first, ahead, at)),
         _ => Err(unexpected_answer()),
     }
 }
@@ -149,13 +140,13 @@ pub(crate) fn new_position(mut answer: TxnResponse, proof: Proof) -> Result<Posi
     let mut ranges = answer.ranges();
     match (ranges.next().as_deref(), ranges.next().as_deref()) {
         (Some([]), Some([])) => Ok(Position::First(proof)),
-        (Some([first, ..]), Some([ahead, ..])) => behind(first, ahead, at),
+        (Some([first, ..]), Some([ahead, ..])) => Ok(behind(first, ahead, at)),
         _ => Err(unexpected_answer()),
     }
 }
 
-fn behind(first: &KeyValue, ahead: &KeyValue, at: i64) -> Result<Position<Ahead>> {
-    Ok(Position::Behind(Ahead { key: ahead.key.clone(), first: Head::of(first)?, at }))
+fn behind(first: &KeyValue, ahead: &KeyValue, at: i64) -> Position<Ahead> {
+    Position::Behind(Ahead { key: ahead.key.clone(), first: Head::of(first), at })
 }
 
 /// Returns the store's revision at the time of the answer.
@@ -179,9 +170,9 @@ mod tests {
 
     #[test]
     fn an_owner_without_a_value_is_identified_by_the_end_of_its_key() {
-        let head = Head::of(&kv("simba/orders/694d8a", 7, "")).unwrap();
+        let head = Head::of(&kv("simba/orders/694d8a", 7, ""));
         assert_eq!((head.holder.owner.as_str(), head.holder.token.get()), ("694d8a", 7));
-        let head = Head::of(&kv("simba/orders/694d8a-x", 7, "me")).unwrap();
+        let head = Head::of(&kv("simba/orders/694d8a-x", 7, "me"));
         assert_eq!(head.holder.owner.as_str(), "me");
     }
 
@@ -189,7 +180,7 @@ mod tests {
     fn keys_of_other_programs_may_have_any_bytes() {
         let owner = |key: &[u8], value: &[u8]| {
             let (key, value) = (key.to_vec(), value.to_vec());
-            let head = Head::of(&KeyValue { key: key.clone(), create_revision: 7, value, lease: 0 }).unwrap();
+            let head = Head::of(&KeyValue { key: key.clone(), create_revision: 7, value, lease: 0 });
             assert_eq!(head.key, key, "the key itself is unchanged");
             head.holder.owner.as_str().to_owned()
         };
@@ -197,6 +188,8 @@ mod tests {
         assert_eq!(owner(b"simba/orders/694d8a", b"\xff"), "694d8a");
         assert_eq!(owner(b"simba/orders/\xff", b""), "simba/orders/\\xff");
         assert_eq!(owner(b"simba/orders/", b""), "simba/orders/");
+        let long = [b"simba/orders/", &[0xff; 128][..]].concat();
+        assert!(owner(&long, b"").starts_with("simba/orders/\\xff\\xff"));
     }
 
     /// Returns an answer to [`read_position`]: own key, first of the queue, last before the own key.

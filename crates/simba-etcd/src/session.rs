@@ -147,7 +147,7 @@ impl EtcdQueue {
             return Ok(Position::Missing);
         }
         self.delete_in_background();
-        Ok(Position::Taken(Head::of(first)?.holder))
+        Ok(Position::Taken(Head::of(first).holder))
     }
 }
 
@@ -207,7 +207,7 @@ impl Queue for EtcdQueue {
     async fn read_head(&mut self) -> Result<Option<Holder>> {
         let read = self.client().range(queue::first(&self.prefix)).await;
         let answer = read.map_err(|failure| failed("read the queue", failure))?;
-        let head = answer.kvs.first().map(Head::of).transpose()?;
+        let head = answer.kvs.first().map(Head::of);
         let at = revision_of(answer.header.as_ref())?;
         let key = head.as_ref().map(|head| head.key.clone());
         self.observed = Some(Box::new(Observed { key, at }));

@@ -314,10 +314,11 @@ async fn a_queue_of_several_pages_is_listed_in_order() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_whose_key_is_not_text_is_waited_for_and_evicted() {
     let peer = Peer::connect().await;
-    for evicted in [false, true] {
+    // With escapes, the second key is longer than an id.
+    for (length, evicted) in [(1, false), (1, true), (128, false), (128, true)] {
         let mutex = name();
         let mut key = format!("simba/{mutex}/").into_bytes();
-        key.push(0xff);
+        key.resize(key.len() + length, 0xff);
         let key = std::ffi::OsString::from_vec(key);
         shared_ctl_os(&["put".as_ref(), &key, "".as_ref()]).await;
         let waiter = peer.contend(&mutex, long());
@@ -328,9 +329,13 @@ async fn a_holder_whose_key_is_not_text_is_waited_for_and_evicted() {
         })
         .await;
         let holder = waiter.owner().id.unwrap();
-        assert!(holder.as_str().ends_with("\\xff"), "identified by its key: {holder}");
+        let shown = format!("simba/{mutex}/\\xff");
+        assert!(holder.as_str().starts_with(&shown), "identified by its key: {holder}");
+        let operate = peer.simba.operate().unwrap();
+        let listed = operate.list().await.unwrap();
+        let listed = listed.iter().find(|record| record.mutex == mutex).expect("it is listed");
+        assert_eq!(listed.owner.as_ref(), Some(&holder));
         if evicted {
-            let operate = peer.simba.operate().unwrap();
             let freed = operate.evict(&mutex, EvictIf::Any).await.unwrap();
             assert!(matches!(freed, Eviction::Freed { .. }), "{freed:?}");
         } else {

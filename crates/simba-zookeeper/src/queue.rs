@@ -1,10 +1,10 @@
 //! Reads the queue of a mutex.
 
-use simba_core::{ContenderId, FencingToken, Result};
+use simba_core::{FencingToken, Result};
 use simba_net::queue::{Holder, MAX_ATTEMPTS, unstable_queue};
 use tokio::sync::oneshot;
 
-use crate::client::{Client, Names, Outcome, Reply, Request, Stat, recv};
+use crate::client::{Client, Names, Outcome, Reply, Request, recv};
 use crate::error::{found, unexpected_reply};
 use crate::latch;
 
@@ -48,7 +48,11 @@ pub(crate) fn send_read(client: &Client, path: &str, name: &str, watch: bool) ->
 /// Returns the node out of the answer to [`send_read`], or `None` if it does not exist any more.
 pub(crate) fn parse(name: &str, outcome: Outcome) -> Result<Option<Head>> {
     match found(DOING, outcome)? {
-        Some(Reply::Data { data, stat }) => Ok(Some(head_of(name, &data, stat))),
+        Some(Reply::Data { data, stat }) => {
+            // A node without the id of a contender holds the mutex as well.
+            let holder = Holder::of(&data, name.as_bytes(), FencingToken::new(stat.czxid.unsigned_abs()));
+            Ok(Some(Head { name: name.to_owned(), holder }))
+        }
         Some(_) => Err(unexpected_reply()),
         None => Ok(None),
     }
@@ -91,10 +95,23 @@ pub(crate) async fn watch_empty(client: &Client, path: &str) -> Result<bool> {
     Ok(found(DOING, created)?.is_none())
 }
 
-/// Converts a node. A node without the id of a contender holds the mutex as well; its name is used as the owner.
-fn head_of(name: &str, data: &[u8], stat: Stat) -> Head {
-    let id = std::str::from_utf8(data).ok().and_then(|id| ContenderId::foreign(id).ok());
-    let owner = id.or_else(|| ContenderId::foreign(name).ok()).unwrap_or_else(ContenderId::generate);
-    let token = FencingToken::new(stat.czxid.unsigned_abs());
-    Head { name: name.to_owned(), holder: Holder { owner, token } }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::Stat;
+
+    #[test]
+    fn an_owner_without_an_id_is_identified_by_its_node() {
+        let owner = |name: &str, data: &[u8]| {
+            let read = || Ok(Reply::Data { data: data.to_vec(), stat: Stat { czxid: 7, owner: 0 } });
+            let [head, again] = [(); 2].map(|()| parse(name, read()).unwrap().unwrap());
+            assert_eq!(head, again, "the same at every read");
+            assert_eq!((&*head.name, head.holder.token.get()), (name, 7));
+            head.holder.owner.as_str().to_owned()
+        };
+        assert_eq!(owner("_c_x-latch-1", b"me"), "me");
+        assert_eq!(owner("_c_x-latch-1", b"\xff"), "_c_x-latch-1");
+        let long = "x".repeat(600);
+        assert!(long.starts_with(&owner(&long, b"")));
+    }
 }

@@ -35,7 +35,7 @@ impl ContenderId {
     pub const MAX_LEN: usize = 32;
 
     /// The maximum length of a peer's id, in bytes.
-    const MAX_FOREIGN_LEN: usize = 512;
+    pub const MAX_FOREIGN_LEN: usize = 512;
 
     /// Generates a new id.
     #[must_use]

@@ -170,6 +170,25 @@ pub struct Holder {
     pub token: FencingToken,
 }
 
+impl Holder {
+    /// Returns the holder of an entry with this value and key. Never fails, since other programs may create entries of
+    /// any bytes, and the first one holds the mutex in any case.
+    ///
+    /// The owner is the value, as the contenders of Simba write it. If that cannot be an id, it is the part of the key
+    /// after the last `/`, else the whole key with escapes, cut to the longest id.
+    #[must_use]
+    pub fn of(value: &[u8], key: &[u8], token: FencingToken) -> Self {
+        let id = |bytes: &[u8]| ContenderId::foreign(std::str::from_utf8(bytes).ok()?.trim()).ok();
+        let name = key.rsplit(|byte| *byte == b'/').next().unwrap_or(key);
+        let owner = id(value).or_else(|| id(name)).unwrap_or_else(|| {
+            let escaped = key.escape_ascii().map(char::from).take(ContenderId::MAX_FOREIGN_LEN);
+            // Fails only for an empty key, which no store has.
+            ContenderId::foreign(escaped.collect::<String>()).unwrap_or_else(|_| ContenderId::generate())
+        });
+        Self { owner, token }
+    }
+}
+
 /// Returns the record of a mutex by the first entry of its queue and the number of entries.
 #[must_use]
 pub fn record(mutex: MutexName, head: Option<Holder>, entries: usize) -> MutexRecord {

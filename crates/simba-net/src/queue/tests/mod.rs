@@ -26,6 +26,19 @@ fn is_pending(session: &mut QueueSession<MemoryQueue>) -> bool {
     session.changed().now_or_never().is_none()
 }
 
+#[test]
+fn every_entry_has_an_owner_whatever_its_bytes_are() {
+    let owner = |value: &[u8], key: &[u8]| Holder::of(value, key, token(7)).owner.as_str().to_owned();
+    assert_eq!(owner(b"me\n", b"m/x"), "me");
+    assert_eq!(owner(b"\xff", b"m/x"), "x");
+    assert_eq!(owner(b"", b"x"), "x");
+    assert_eq!(owner(b"", b"m/\xff"), "m/\\xff");
+    assert_eq!(owner(b"", b"m/"), "m/");
+    assert_eq!(owner(b" ", b" "), " ");
+    let long = owner(b"", &[0xff; 600]);
+    assert_eq!((long.len(), &long[..8]), (ContenderId::MAX_FOREIGN_LEN, "\\xff\\xff"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn entries_acquire_in_their_order_and_tokens_grow() {
     let store = Store::new();
