@@ -54,13 +54,13 @@ impl fmt::Display for NodeName {
     }
 }
 
-/// Returns the sort key of a node: the text after the last `latch-`. Curator compares it as text, too.
-fn key(name: &str) -> &str {
+/// Returns the sort key of a node: the text after the last `latch-`, which Curator compares as text, too. That text can
+/// be the same in the name of another program's node. The whole name then decides, so that exactly one node is first.
+fn key(name: &str) -> (&str, &str) {
     // Hyphen by hyphen from the end: a queue has thousands of names, and the setup of a substring search is slow.
     let ends = name.rmatch_indices('-').map(|(at, _)| at + 1);
-    ends.map(|end| name.split_at(end))
-        .find(|(before, _)| before.ends_with(LATCH))
-        .map_or(name, |(_, key)| key)
+    let parts = ends.map(|end| name.split_at(end)).find(|(before, _)| before.ends_with(LATCH));
+    (parts.map_or(name, |(_, key)| key), name)
 }
 
 /// Returns the first node of the queue, which holds the mutex.
@@ -83,8 +83,8 @@ pub(crate) fn position(names: &Names, own: &str, proof: Proof) -> Position<Ahead
         is_present |= name == own;
         let key = key(name);
         if key < own_key {
-            let (first, next) = ends.unwrap_or(((key, name), (key, name)));
-            ends = Some((first.min((key, name)), next.max((key, name))));
+            let (first, next) = ends.unwrap_or((key, key));
+            ends = Some((first.min(key), next.max(key)));
         }
     }
     match ends {
@@ -151,7 +151,21 @@ mod tests {
         assert_eq!(first(&queue), Some("_c_b-latch--2147483648"), "a minus sorts before digits");
         let queue = names(&["_c_a-latch-0000000001", "foreign", "#foreign"]);
         assert_eq!(first(&queue), Some("#foreign"), "all children count");
-        assert_eq!(["latch-1-2", "a-latch-x-latch-7", "latch-", "a-b"].map(key), ["1-2", "7", "", "a-b"]);
+        assert_eq!(
+            ["latch-1-2", "a-latch-x-latch-7", "latch-", "a-b"].map(|name| key(name).0),
+            ["1-2", "7", "", "a-b"]
+        );
+    }
+
+    #[test]
+    fn of_two_nodes_with_the_same_sort_key_one_is_first() {
+        let (own, foreign) = ("_c_x-latch-0000000007", "_c_y-latch-0000000007");
+        let ahead = Ahead { first: own.into(), next: own.into() };
+        for queue in [names(&[own, foreign]), names(&[foreign, own])] {
+            assert_eq!(first(&queue), Some(own));
+            assert_eq!(position(&queue, own, PROOF), Position::First(PROOF));
+            assert_eq!(position(&queue, foreign, PROOF), Position::Behind(ahead.clone()));
+        }
     }
 
     proptest! {
