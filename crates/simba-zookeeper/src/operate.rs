@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use simba_core::operate::{EvictIf, Eviction, MutexRecord, Operate, Probe};
-use simba_core::{MutexName, Result};
+use simba_core::{ErrorKind, MutexName, Result};
 use simba_net::queue::{Holder, MAX_ATTEMPTS, record, unstable_queue};
 
 use crate::backend::ZookeeperBackend;
@@ -23,6 +23,20 @@ impl ZookeeperBackend {
         let (head, nodes) = queue::first(client, &path, None).await?;
         Ok(record(mutex, head.map(|head| head.holder), nodes))
     }
+
+    /// Returns the record of a mutex for the list. Returns `None` if nobody holds it, or if this user may not read it,
+    /// which must not fail the whole list.
+    async fn listed(&self, client: &Client, mutex: MutexName) -> Result<Option<MutexRecord>> {
+        match self.record_of(client, mutex.clone()).await {
+            // The server has not deleted an empty node yet.
+            Ok(record) => Ok(Some(record).filter(|record| record.owner.is_some())),
+            Err(error) if error.kind() == ErrorKind::Denied => {
+                tracing::warn!(%mutex, %error, "zookeeper: a mutex is omitted from the list");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
 }
 
 #[async_trait]
@@ -33,12 +47,11 @@ impl Operate for ZookeeperBackend {
         // A node whose name is invalid for a mutex belongs to another program.
         let mut reads = Vec::new();
         for mutex in names.iter().filter_map(|name| MutexName::legacy(name).ok()) {
-            reads.push(self.record_of(client, mutex));
+            reads.push(self.listed(client, mutex));
         }
         let records: Vec<_> = stream::iter(reads).buffer_unordered(CONCURRENT_READS).collect().await;
-        let mut records: Vec<MutexRecord> = records.into_iter().collect::<Result<_>>()?;
-        // The server has not deleted an empty node yet.
-        records.retain(|record| record.owner.is_some());
+        let mut records: Vec<MutexRecord> =
+            records.into_iter().filter_map(Result::transpose).collect::<Result<_>>()?;
         records.sort_by(|one, other| one.mutex.cmp(&other.mutex));
         Ok(records)
     }

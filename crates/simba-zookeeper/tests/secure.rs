@@ -136,6 +136,29 @@ async fn nodes_with_the_creator_acl_are_closed_to_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mutex_that_a_user_may_not_read_is_omitted_from_the_list() {
+    let url = shared("SIMBA_TCK_ZOOKEEPER");
+    let address = url.strip_prefix("zookeeper://").unwrap().to_owned();
+    let chroot = format!("/mixed-rights-{}", fastrand::u32(..));
+    let (at, path) = (address.clone(), chroot.clone());
+    let created = tokio::task::spawn_blocking(move || Raw::connect(&*at).create(&path)).await.unwrap();
+    assert_eq!(created, 0);
+    let simba = Simba::new(connect(&format!("zookeeper://{address}{chroot}")).await.unwrap());
+    let open = simba.locker("open").lock().await.unwrap();
+    let owner = format!("zookeeper://tck:tck-password@{address}{chroot}?acl=creator");
+    let owner = Simba::new(connect(&owner).await.unwrap());
+    let closed = owner.locker("closed").lock().await.unwrap();
+    let listed = async |simba: &Simba| {
+        let records = simba.operate().unwrap().list().await.unwrap();
+        records.into_iter().map(|record| record.mutex.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&simba).await, ["open"]);
+    assert_eq!(listed(&owner).await, ["closed", "open"]);
+    closed.release().await.unwrap();
+    open.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_password_file_is_read_at_every_connection() {
     let dir = tempfile::tempdir().unwrap();
     let server = Arc::new(Mutex::new(sasl_server(dir.path())));
