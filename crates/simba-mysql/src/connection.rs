@@ -104,6 +104,7 @@ impl Connection {
     async fn connect(&self) -> Result<Conn> {
         let limit = self.shared.config.connect_timeout;
         let opts = self.shared.config.opts()?;
+        self.shared.config.install_tls_provider();
         match within(&*self.shared.clock, limit, dial(&opts, &self.shared)).await {
             Some(connected) => connected.map_err(|error| connect_error(error, &self.shared.config.table)),
             None => Err(timed_out("no connection to the server", limit)),
@@ -276,13 +277,32 @@ fn timed_out(what: &str, limit: Duration) -> Error {
 #[cfg(test)]
 mod tests {
     use simba_core::SystemClock;
+    use simba_net::rustls::crypto::CryptoProvider;
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
+    use crate::config::{MySqlConfig, SslMode};
+    use crate::statements::FOR_CALLS;
 
     /// The packet by which a server refuses a connection because it has too many: error 1040.
     const REFUSAL: &[u8] = b"\x0b\x00\x00\x00\xff\x10\x04too many";
+
+    /// The driver panics without a default if the program enables a second provider. With only one, as here, the driver
+    /// installs it itself, but not before the server has answered.
+    #[tokio::test]
+    async fn the_first_connect_with_tls_installs_a_default_provider() {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        // No server listens there.
+        let address = socket.local_addr().unwrap();
+        let config = MySqlConfig::new("127.0.0.1", "db").with_port(address.port());
+        let config = config.with_tls(SslMode::Required, None).unwrap();
+        let shared = Arc::new(Shared::new(config, Arc::new(SystemClock)));
+        let refused = Connection::new(shared, FOR_CALLS).ready().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unavailable);
+        assert!(CryptoProvider::get_default().is_some());
+    }
 
     /// A listener with a full backlog leaves a connect unanswered.
     #[tokio::test]
