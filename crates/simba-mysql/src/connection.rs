@@ -22,8 +22,6 @@ use crate::shared::Shared;
 
 const MIN_BACKOFF: Duration = Duration::from_millis(25);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
-/// The round trip from which on a connection is slow.
-const SLOW_ROUND_TRIP: Duration = Duration::from_millis(10);
 
 /// A connection that is replaced when it breaks.
 ///
@@ -39,8 +37,6 @@ pub(crate) struct Connection {
     is_new: bool,
     /// The number of connects so far. A new number means that changes may have been missed.
     pub(crate) epoch: u64,
-    /// The duration of the last round trip.
-    round_trip: Duration,
     last_used: Moment,
     backoff: Backoff,
     /// The time before which no connect is tried, and the error of the last try.
@@ -68,7 +64,6 @@ impl Connection {
             conn: None,
             is_new: true,
             epoch: 0,
-            round_trip: Duration::ZERO,
             backoff: Backoff::new(MIN_BACKOFF, MAX_BACKOFF),
             retry_after: None,
         }
@@ -98,6 +93,7 @@ impl Connection {
         tracing::debug!(backend = NAME, id = conn.id(), "connected");
         self.backoff.reset();
         (self.conn, self.is_new, self.epoch) = (Some(conn), true, self.epoch + 1);
+        self.last_used = self.shared.clock.now();
         Ok(())
     }
 
@@ -129,7 +125,7 @@ impl Connection {
         let (changed, number) = (conn.affected_rows(), conn.last_insert_id());
         let rows = self.finish(conn, outcome, limit).await?;
         let received = shared.clock.now();
-        (self.is_new, self.round_trip) = (false, received - sent);
+        self.is_new = false;
         Ok(Done { rows, changed, number: number.filter(|_| changed > 0), times: (sent, received) })
     }
 
@@ -175,11 +171,9 @@ impl Connection {
         mysql_async::from_row_opt(row).map_err(|_| Fault::Refused(foreign_shape(&self.shared)))
     }
 
-    /// Returns whether the connection was idle for this long. A slow one counts as busy while a mutex is held: a
-    /// renewal would have to wait for the reply to a ping.
-    pub(crate) fn is_idle_for(&self, now: Moment, interval: Duration, is_holding: bool) -> bool {
-        let is_slow = is_holding && self.round_trip > SLOW_ROUND_TRIP;
-        self.is_connected() && !is_slow && self.last_used + interval <= now
+    /// Returns whether the connection was idle for this long.
+    pub(crate) fn is_idle_for(&self, now: Moment, interval: Duration) -> bool {
+        self.is_connected() && self.last_used + interval <= now
     }
 
     /// Pings the connection, and reconnects if there is no reply.

@@ -121,7 +121,7 @@ async fn one_poll_serves_everyone_who_waits() {
     for name in &names {
         guards.push(holder.locker(name.clone()).lock().await.unwrap());
     }
-    // Only now: a connection that is idle for 15 seconds is pinged.
+    // Only now: a connection that is idle for 5 seconds is pinged.
     let two = common::MySql::shared().connect().await;
     let waiting = Simba::builder(two.backend).with_lease(long).build();
     let quiet = two.network.requests();
