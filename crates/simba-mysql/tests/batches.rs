@@ -21,6 +21,7 @@ use tokio::time::sleep;
 on_both_servers! {
     a_name_that_the_table_spells_differently_is_found_in_a_batch
     takes_of_names_that_differ_by_case_have_one_winner
+    takes_of_names_that_differ_by_accents_have_one_winner
 }
 
 /// Names that differ by accents only are one row in the usual collations. A read of many rows finds it too.
@@ -51,14 +52,25 @@ async fn a_name_that_the_table_spells_differently_is_found_in_a_batch(on: Produc
     assert_eq!(owner_on(on, &plain).await, "", "a release of an unknown hold frees the row");
 }
 
-/// Names that differ by case only are one row. The handle remembers the version at which each was free, and only the
-/// second one is current: a batch with both must not give the row to the first, which cannot know that it acquired.
 async fn takes_of_names_that_differ_by_case_have_one_winner(on: Product) {
-    let backend = common::connect(&format!("{}?connections=1", common::least_url(on.shared().await))).await;
     let lower = common::name("job");
     let upper = MutexName::new(lower.as_str().replacen('j', "J", 1)).unwrap();
+    takes_have_one_winner(on, [upper, lower]).await;
+}
+
+/// The usual collations ignore accents too.
+async fn takes_of_names_that_differ_by_accents_have_one_winner(on: Product) {
+    let plain = common::name("cafe");
+    let accented = MutexName::legacy(plain.as_str().replacen('e', "é", 1)).unwrap();
+    takes_have_one_winner(on, [accented, plain]).await;
+}
+
+/// Both names are one row. The handle remembers the version at which each was free, and only the second one is current:
+/// a batch with both must not give the row to the first, which cannot know that it acquired.
+async fn takes_have_one_winner(on: Product, [stale, current]: [MutexName; 2]) {
+    let backend = common::connect(&format!("{}?connections=1", common::least_url(on.shared().await))).await;
     let mut sessions = Vec::new();
-    for mutex in [common::name("first"), upper, lower] {
+    for mutex in [common::name("first"), stale, current] {
         let claim = Claim::new(mutex, ContenderId::generate(), Lease::default());
         sessions.push(backend.open(claim).await.unwrap());
     }
