@@ -22,6 +22,7 @@ on_both_servers! {
     a_name_that_the_table_spells_differently_is_found_in_a_batch
     takes_of_names_that_differ_by_case_have_one_winner
     takes_of_names_that_differ_by_accents_have_one_winner
+    a_limit_on_joins_limits_no_list
 }
 
 /// Names that differ by accents only are one row in the usual collations. A read of many rows finds it too.
@@ -82,6 +83,20 @@ async fn takes_have_one_winner(on: Product, [stale, current]: [MutexName; 2]) {
     let answers = contend_all(&mut sessions, Prior::Nothing).await;
     let acquired = answers[1..].iter().filter(|answer| matches!(answer, Ok(Answer::Ours(_)))).count();
     assert_eq!(acquired, 1, "{answers:?}");
+}
+
+/// The limit on joins counts the rows of a single table too: the server refuses a read of more rows with error 1104.
+async fn a_limit_on_joins_limits_no_list(on: Product) {
+    let server = common::private(on.setup().with_arg("--max-join-size=1")).await;
+    let backend = common::connect(&common::least_url(server.address())).await;
+    let names: Vec<MutexName> = (0..20).map(|_| common::name("joins")).collect();
+    for mutex in &names {
+        let claim = Claim::new(mutex.clone(), ContenderId::generate(), Lease::default());
+        token(backend.open(claim).await.unwrap().contend(Prior::Nothing).await.unwrap());
+    }
+    let operate = backend.operate().unwrap();
+    assert_eq!(operate.list().await.unwrap().len(), names.len());
+    assert!(operate.read(&names[0]).await.unwrap().owner.is_some());
 }
 
 /// Renewals that are due together share statements, and a handle has the configured number of connections.
