@@ -223,9 +223,16 @@ impl Calls {
                 groups.entry(group).or_default().push(call);
             }
         }
-        for (group, mut calls) in groups {
-            for calls in calls.chunks_mut(group.kind.max()) {
+        for (group, calls) in groups {
+            // Most collations ignore accents as well, and no folding of ours knows which names they make one row.
+            let is_alone =
+                |call: &&mut Pending<'_>| group.kind == Kind::Take && !call.mutex().as_str().is_ascii();
+            let (alone, mut together): (Vec<_>, Vec<_>) = calls.into_iter().partition(is_alone);
+            for calls in together.chunks_mut(group.kind.max()) {
                 self.write(connection, group, calls).await;
+            }
+            for call in alone {
+                self.write(connection, group, &mut [call]).await;
             }
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use mysql_async::{ClientIdentity, Opts, OptsBuilder, SslOpts};
 use simba_core::spi::{ConnectUrl, Password};
 use simba_core::{Error, ErrorKind, Result};
+use simba_net::rustls::crypto::ring;
 
 use crate::error::NAME;
 use crate::schema::TableName;
@@ -257,6 +258,15 @@ impl MySqlConfig {
             || self.host == "localhost"
             || self.host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
         self.tls.mode == SslMode::Disabled && !local
+    }
+
+    /// Makes ring the default provider of rustls in this process, unless there is one. The driver uses the default with
+    /// TLS, and without it panics in a program that enables another provider besides ring.
+    pub(crate) fn install_tls_provider(&self) {
+        if self.tls.mode != SslMode::Disabled {
+            // Fails if there is one.
+            let _ = ring::default_provider().install_default();
+        }
     }
 
     /// Returns the settings of the driver, with the current password. `prefer_socket` is off: the driver would

@@ -22,8 +22,6 @@ use crate::shared::Shared;
 
 const MIN_BACKOFF: Duration = Duration::from_millis(25);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
-/// The round trip from which on a connection is slow.
-const SLOW_ROUND_TRIP: Duration = Duration::from_millis(10);
 
 /// A connection that is replaced when it breaks.
 ///
@@ -39,8 +37,6 @@ pub(crate) struct Connection {
     is_new: bool,
     /// The number of connects so far. A new number means that changes may have been missed.
     pub(crate) epoch: u64,
-    /// The duration of the last round trip.
-    round_trip: Duration,
     last_used: Moment,
     backoff: Backoff,
     /// The time before which no connect is tried, and the error of the last try.
@@ -68,7 +64,6 @@ impl Connection {
             conn: None,
             is_new: true,
             epoch: 0,
-            round_trip: Duration::ZERO,
             backoff: Backoff::new(MIN_BACKOFF, MAX_BACKOFF),
             retry_after: None,
         }
@@ -98,12 +93,14 @@ impl Connection {
         tracing::debug!(backend = NAME, id = conn.id(), "connected");
         self.backoff.reset();
         (self.conn, self.is_new, self.epoch) = (Some(conn), true, self.epoch + 1);
+        self.last_used = self.shared.clock.now();
         Ok(())
     }
 
     async fn connect(&self) -> Result<Conn> {
         let limit = self.shared.config.connect_timeout;
         let opts = self.shared.config.opts()?;
+        self.shared.config.install_tls_provider();
         match within(&*self.shared.clock, limit, dial(&opts, &self.shared)).await {
             Some(connected) => connected.map_err(|error| connect_error(error, &self.shared.config.table)),
             None => Err(timed_out("no connection to the server", limit)),
@@ -128,7 +125,7 @@ impl Connection {
         let (changed, number) = (conn.affected_rows(), conn.last_insert_id());
         let rows = self.finish(conn, outcome, limit).await?;
         let received = shared.clock.now();
-        (self.is_new, self.round_trip) = (false, received - sent);
+        self.is_new = false;
         Ok(Done { rows, changed, number: number.filter(|_| changed > 0), times: (sent, received) })
     }
 
@@ -174,11 +171,9 @@ impl Connection {
         mysql_async::from_row_opt(row).map_err(|_| Fault::Refused(foreign_shape(&self.shared)))
     }
 
-    /// Returns whether the connection was idle for this long. A slow one counts as busy while a mutex is held: a
-    /// renewal would have to wait for the reply to a ping.
-    pub(crate) fn is_idle_for(&self, now: Moment, interval: Duration, is_holding: bool) -> bool {
-        let is_slow = is_holding && self.round_trip > SLOW_ROUND_TRIP;
-        self.is_connected() && !is_slow && self.last_used + interval <= now
+    /// Returns whether the connection was idle for this long.
+    pub(crate) fn is_idle_for(&self, now: Moment, interval: Duration) -> bool {
+        self.is_connected() && self.last_used + interval <= now
     }
 
     /// Pings the connection, and reconnects if there is no reply.
@@ -276,13 +271,32 @@ fn timed_out(what: &str, limit: Duration) -> Error {
 #[cfg(test)]
 mod tests {
     use simba_core::SystemClock;
+    use simba_net::rustls::crypto::CryptoProvider;
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
+    use crate::config::{MySqlConfig, SslMode};
+    use crate::statements::FOR_CALLS;
 
     /// The packet by which a server refuses a connection because it has too many: error 1040.
     const REFUSAL: &[u8] = b"\x0b\x00\x00\x00\xff\x10\x04too many";
+
+    /// The driver panics without a default if the program enables a second provider. With only one, as here, the driver
+    /// installs it itself, but not before the server has answered.
+    #[tokio::test]
+    async fn the_first_connect_with_tls_installs_a_default_provider() {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        // No server listens there.
+        let address = socket.local_addr().unwrap();
+        let config = MySqlConfig::new("127.0.0.1", "db").with_port(address.port());
+        let config = config.with_tls(SslMode::Required, None).unwrap();
+        let shared = Arc::new(Shared::new(config, Arc::new(SystemClock)));
+        let refused = Connection::new(shared, FOR_CALLS).ready().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unavailable);
+        assert!(CryptoProvider::get_default().is_some());
+    }
 
     /// A listener with a full backlog leaves a connect unanswered.
     #[tokio::test]

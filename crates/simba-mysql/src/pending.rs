@@ -175,7 +175,6 @@ impl<'a> Pending<'a> {
         self.reply = Some(Ok(match write.kind {
             Kind::Free | Kind::Fence => Answer::Vacant,
             _ => {
-                shared.note_hold(&claim.lease);
                 // Another can take the row only from the millisecond after the lease on, so the whole lease is
                 // ours although the server truncates times to milliseconds.
                 let lease = Duration::from_millis(self.session.terms().total);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use simba_core::{Clock, Lease, Moment, MutexName};
+use simba_core::{Clock, Moment, MutexName};
 use simba_net::{ClockReading, ClockStep, ServerClock};
 
 use crate::config::MySqlConfig;
@@ -28,18 +28,10 @@ pub(crate) struct Shared {
     pub(crate) wakeups: Arc<Wakeups>,
     pub(crate) limits: Arc<Limits>,
     server_clock: ServerClock,
-    moments: Mutex<Moments>,
+    /// Until when statements skip locked rows.
+    careful_until: Mutex<Moment>,
     version_warned: AtomicBool,
     name_warned: AtomicBool,
-}
-
-/// Until when something is the case.
-#[derive(Clone, Copy)]
-struct Moments {
-    /// The latest end of a lease that was set or renewed.
-    held_until: Moment,
-    /// Until when statements skip locked rows.
-    careful_until: Moment,
 }
 
 impl Shared {
@@ -50,7 +42,7 @@ impl Shared {
             wakeups: Wakeups::new(config.poll),
             limits: Limits::new(),
             server_clock: ServerClock::default(),
-            moments: Mutex::new(Moments { held_until: Moment::ZERO, careful_until: Moment::ZERO }),
+            careful_until: Mutex::new(Moment::ZERO),
             version_warned: AtomicBool::new(false),
             name_warned: AtomicBool::new(false),
             clock,
@@ -58,30 +50,19 @@ impl Shared {
         }
     }
 
-    /// Records that a mutex is held under this lease from now on.
-    pub(crate) fn note_hold(&self, lease: &Lease) {
-        let mut moments = self.moments();
-        moments.held_until = moments.held_until.max(self.clock.now() + lease.total());
-    }
-
-    /// Returns whether a mutex may be held.
-    pub(crate) fn is_holding(&self) -> bool {
-        self.clock.now() < self.moments().held_until
-    }
-
     /// Records that a peer has, or may have, locked a row for longer than a moment.
     pub(crate) fn note_locked(&self) {
-        self.moments().careful_until = self.clock.now() + CAREFUL_PERIOD;
+        *self.careful_until() = self.clock.now() + CAREFUL_PERIOD;
     }
 
     /// Returns whether every statement has to skip locked rows. A take or a release alone does not otherwise while a
     /// connection is idle, since that costs the server a third more.
     pub(crate) fn is_careful(&self) -> bool {
-        self.clock.now() < self.moments().careful_until
+        self.clock.now() < *self.careful_until()
     }
 
-    fn moments(&self) -> MutexGuard<'_, Moments> {
-        self.moments.lock().unwrap_or_else(PoisonError::into_inner)
+    fn careful_until(&self) -> MutexGuard<'_, Moment> {
+        self.careful_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records the server's time in a reply, with the local times before and after the call. Warns if the clock

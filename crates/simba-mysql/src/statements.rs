@@ -28,9 +28,11 @@ pub(crate) const FOR_CALLS: &str = concat!(
     "/*!80000 , transaction_isolation = 'READ-COMMITTED' */"
 );
 
-/// The settings of a connection that reads many rows.
+/// The settings of a connection that reads many rows. Without big selects, a server with a low `max_join_size` refuses
+/// such a read with error 1104.
 pub(crate) const FOR_READS: &str = concat!(
     "SET time_zone = '+00:00', autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = 1 ",
+    ", sql_big_selects = 1 ",
     "/*M!100300 , tx_isolation = 'READ-COMMITTED', max_statement_time = 5 */ ",
     "/*!80000 , transaction_isolation = 'READ-COMMITTED', max_execution_time = 5000 */"
 );

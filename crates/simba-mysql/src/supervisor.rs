@@ -16,11 +16,8 @@ use crate::statements::FOR_CALLS;
 
 /// The time between two checks for idle connections.
 const TICK: Duration = Duration::from_secs(1);
-/// The idle time after which a connection is pinged.
-const IDLE_PING: Duration = Duration::from_secs(15);
-/// The minimum of that time while a mutex is held. A broken connection is then replaced before the next renewal
-/// needs it.
-const HELD_PING: Duration = Duration::from_millis(200);
+/// The minimum idle time after which a connection is pinged, however short the lease.
+const MIN_IDLE: Duration = Duration::from_millis(200);
 const PING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The connections of one handle for calls.
@@ -84,15 +81,14 @@ impl Pool {
         Some(Pooled { pool: self, connection, _permit: permit })
     }
 
-    /// Pings idle connections until the task is aborted.
+    /// Pings idle connections until the task is aborted: after a third of the shortest ttl in use, so that a broken
+    /// connection is replaced before the next renewal needs it.
     pub(crate) async fn keep_alive(&self) {
         let Shared { clock, .. } = &*self.shared;
         loop {
             clock.sleep_until(clock.now() + TICK).await;
-            let is_holding = self.shared.is_holding();
-            let interval = if is_holding { self.shared.limits.shortest().max(HELD_PING) } else { IDLE_PING };
-            let now = clock.now();
-            let is_due = |connection: &Connection| connection.is_idle_for(now, interval, is_holding);
+            let (now, interval) = (clock.now(), self.shared.limits.shortest().max(MIN_IDLE));
+            let is_due = |connection: &Connection| connection.is_idle_for(now, interval);
             while let Ok(permit) = self.permits.try_acquire()
                 && let Some(mut pooled) = self.take(permit, |idle| idle.iter().rposition(is_due))
             {

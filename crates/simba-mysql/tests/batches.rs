@@ -21,6 +21,8 @@ use tokio::time::sleep;
 on_both_servers! {
     a_name_that_the_table_spells_differently_is_found_in_a_batch
     takes_of_names_that_differ_by_case_have_one_winner
+    takes_of_names_that_differ_by_accents_have_one_winner
+    a_limit_on_joins_limits_no_list
 }
 
 /// Names that differ by accents only are one row in the usual collations. A read of many rows finds it too.
@@ -51,14 +53,25 @@ async fn a_name_that_the_table_spells_differently_is_found_in_a_batch(on: Produc
     assert_eq!(owner_on(on, &plain).await, "", "a release of an unknown hold frees the row");
 }
 
-/// Names that differ by case only are one row. The handle remembers the version at which each was free, and only the
-/// second one is current: a batch with both must not give the row to the first, which cannot know that it acquired.
 async fn takes_of_names_that_differ_by_case_have_one_winner(on: Product) {
-    let backend = common::connect(&format!("{}?connections=1", common::least_url(on.shared().await))).await;
     let lower = common::name("job");
     let upper = MutexName::new(lower.as_str().replacen('j', "J", 1)).unwrap();
+    takes_have_one_winner(on, [upper, lower]).await;
+}
+
+/// The usual collations ignore accents too.
+async fn takes_of_names_that_differ_by_accents_have_one_winner(on: Product) {
+    let plain = common::name("cafe");
+    let accented = MutexName::legacy(plain.as_str().replacen('e', "é", 1)).unwrap();
+    takes_have_one_winner(on, [accented, plain]).await;
+}
+
+/// Both names are one row. The handle remembers the version at which each was free, and only the second one is current:
+/// a batch with both must not give the row to the first, which cannot know that it acquired.
+async fn takes_have_one_winner(on: Product, [stale, current]: [MutexName; 2]) {
+    let backend = common::connect(&format!("{}?connections=1", common::least_url(on.shared().await))).await;
     let mut sessions = Vec::new();
-    for mutex in [common::name("first"), upper, lower] {
+    for mutex in [common::name("first"), stale, current] {
         let claim = Claim::new(mutex, ContenderId::generate(), Lease::default());
         sessions.push(backend.open(claim).await.unwrap());
     }
@@ -70,6 +83,20 @@ async fn takes_of_names_that_differ_by_case_have_one_winner(on: Product) {
     let answers = contend_all(&mut sessions, Prior::Nothing).await;
     let acquired = answers[1..].iter().filter(|answer| matches!(answer, Ok(Answer::Ours(_)))).count();
     assert_eq!(acquired, 1, "{answers:?}");
+}
+
+/// The limit on joins counts the rows of a single table too: the server refuses a read of more rows with error 1104.
+async fn a_limit_on_joins_limits_no_list(on: Product) {
+    let server = common::private(on.setup().with_arg("--max-join-size=1")).await;
+    let backend = common::connect(&common::least_url(server.address())).await;
+    let names: Vec<MutexName> = (0..20).map(|_| common::name("joins")).collect();
+    for mutex in &names {
+        let claim = Claim::new(mutex.clone(), ContenderId::generate(), Lease::default());
+        token(backend.open(claim).await.unwrap().contend(Prior::Nothing).await.unwrap());
+    }
+    let operate = backend.operate().unwrap();
+    assert_eq!(operate.list().await.unwrap().len(), names.len());
+    assert!(operate.read(&names[0]).await.unwrap().owner.is_some());
 }
 
 /// Renewals that are due together share statements, and a handle has the configured number of connections.
@@ -121,7 +148,7 @@ async fn one_poll_serves_everyone_who_waits() {
     for name in &names {
         guards.push(holder.locker(name.clone()).lock().await.unwrap());
     }
-    // Only now: a connection that is idle for 15 seconds is pinged.
+    // Only now: a connection that is idle for 5 seconds is pinged.
     let two = common::MySql::shared().connect().await;
     let waiting = Simba::builder(two.backend).with_lease(long).build();
     let quiet = two.network.requests();

@@ -70,8 +70,6 @@ async fn row_15_a_renewal_without_a_reply_is_retried_after_one_read(on: Product)
     let lease = Lease::new(15 * SECOND, 15 * SECOND).unwrap();
     let claim = Claim::new(common::name("row15"), ContenderId::generate(), lease);
     let mut session = connection.backend.open(claim).await.unwrap();
-    // So slow that optional round trips are left out.
-    connection.network.delay(ms(8), Duration::ZERO);
     let first = token(session.contend(Prior::Nothing).await.unwrap());
     // The extra round trips of the first login without TLS on MySQL are over.
     connection.network.cut();

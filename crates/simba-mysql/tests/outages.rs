@@ -5,16 +5,19 @@
 mod common;
 
 use common::Product;
+use common::calls::token;
 use common::{SECOND, lead, ms, simba};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Opts, Pool, PoolConstraints, PoolOpts};
-use simba_core::{Lease, Simba};
+use simba_core::spi::{Backend, Claim, Prior};
+use simba_core::{ContenderId, Lease, Simba};
 use simba_servers::{Server, Setup};
 use simba_tck::{Connection, Fixture, Profile, async_trait, rounds};
 use tokio::time::{sleep, timeout};
 
 on_both_servers! {
     row_40_killed_connections_end_no_tenure
+    an_idle_connection_with_slow_commits_is_pinged
     a_restart_of_the_server_is_survived
     a_killed_server_keeps_confirmed_writes
     a_waiter_survives_a_temporarily_read_only_server
@@ -50,6 +53,20 @@ async fn row_40_killed_connections_end_no_tenure(on: Product) {
     };
     timeout(30 * SECOND * rounds(), killing).await.expect("connections are killed");
     simba.shutdown().await;
+}
+
+/// The last commit took long, as with replicas far away. A firewall may forget the connection while it is idle: unless
+/// a ping keeps or replaces it, the next renewal is sent on a dead connection.
+async fn an_idle_connection_with_slow_commits_is_pinged(on: Product) {
+    let connection = on.fixture().with_keys("connections=1").connect().await;
+    // Nothing is renewed: the session has no driver.
+    let lease = Lease::new(3 * SECOND, 90 * SECOND).unwrap();
+    let claim = Claim::new(common::name("idle"), ContenderId::generate(), lease);
+    let mut session = connection.backend.open(claim).await.unwrap();
+    connection.network.delay(ms(20), ms(0));
+    token(session.contend(Prior::Nothing).await.unwrap()).unwrap();
+    let before = connection.network.requests();
+    common::until("it is pinged", || connection.network.requests() > before).await;
 }
 
 /// Row 41: the application has used up its own pool and every connection that the server has left. The handle
