@@ -10,6 +10,7 @@ use std::time::Duration;
 use common::{LONG_TIMEOUT, PASSWORD, Private, SCHEMA, Store, USER, alter_system, connect, name, soon};
 use simba_core::spi::{Answer, Backend, Claim, Operate, Prior, Session};
 use simba_core::{ContenderId, Error, ErrorKind, Lease, Simba};
+use simba_net::{Tls, Verify};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::Setup;
 use simba_tck::FaultProxy;
@@ -401,6 +402,24 @@ async fn row_66_a_server_with_an_untrusted_certificate_is_refused() {
         assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
         assert!(uses_tls(&store, &application).await, "{url}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_66_the_certificate_must_have_the_configured_server_name() {
+    let store = Store::shared();
+    store.set_up().await;
+    let connect = async |host, server_name| {
+        let url = secure(host, store.address().port(), "sslmode=verify-full").parse().unwrap();
+        let tls = Tls::new(Verify::Full).with_ca(tls("ca.pem")).with_server_name(server_name);
+        let config = PostgresConfig::from_url(&url).unwrap().with_tls(Some(tls));
+        let config = config.with_connect_timeout(LONG_TIMEOUT).with_statement_timeout(LONG_TIMEOUT);
+        soon("a connect ends", PostgresBackend::connect(config)).await
+    };
+    let error = connect("localhost", "elsewhere").await.expect_err("broken: another name is refused");
+    assert_error(&error, ErrorKind::Denied, &["host name"]);
+    let backend = connect("127.0.0.1", "localhost").await.unwrap();
+    let mut session = open(&backend).await;
+    assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
 }
 
 async fn uses_tls(store: &Store, application: &str) -> bool {
