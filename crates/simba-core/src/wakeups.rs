@@ -54,7 +54,7 @@ struct State<K> {
 struct Upstream<K> {
     /// Topics that it was asked to subscribe to.
     subscribed: HashSet<K>,
-    /// Topics that got their first or lost their last subscription since the last demand.
+    /// Topics that got their first subscription since the last demand, and those subscribed to that lost their last one.
     touched: HashSet<K>,
 }
 
@@ -147,7 +147,7 @@ impl<K: Hash + Eq + Clone> State<K> {
         let Upstream { subscribed, touched } = self.upstream.as_mut()?;
         let mut demand = Demand { subscribe: Vec::new(), unsubscribe: Vec::new() };
         for topic in touched.drain() {
-            // A topic that was subscribed to and dropped between two demands needs nothing.
+            // A topic that was dropped and needed again between two demands needs nothing.
             match (self.topics.contains_key(&topic), subscribed.contains(&topic)) {
                 (true, false) => {
                     subscribed.insert(topic.clone());
@@ -165,9 +165,14 @@ impl<K: Hash + Eq + Clone> State<K> {
 }
 
 impl<K: Hash + Eq + Clone> Inner<K> {
-    /// Notes that the need for a topic changed, and wakes the supervisor.
+    /// Notes that a topic got its first or lost its last subscription, and wakes the supervisor.
     fn touch(&self, mut state: MutexGuard<'_, State<K>>, topic: &K) {
-        let Some(upstream) = &mut state.upstream else { return };
+        let State { topics, upstream: Some(upstream) } = &mut *state else { return };
+        if !topics.contains_key(topic) && !upstream.subscribed.contains(topic) {
+            // The next demand would leave it out, but may never come: a backend may have no connection for messages.
+            upstream.touched.remove(topic);
+            return;
+        }
         upstream.touched.insert(topic.clone());
         drop(state);
         self.demand.notify_one();
@@ -264,12 +269,26 @@ mod tests {
         assert!(wakeups.demand().now_or_never().is_none());
     }
 
+    #[tokio::test]
+    async fn topic_that_is_dropped_and_needed_again_before_the_next_demand_is_subscribed_to_once() {
+        let wakeups = Wakeups::<&str>::new();
+        drop(wakeups.subscribe("a"));
+        let subscription = wakeups.subscribe("a");
+        assert_eq!(wakeups.demand().await.subscribe, ["a"]);
+        drop(subscription);
+        let _subscription = wakeups.subscribe("a");
+        assert!(wakeups.demand().now_or_never().is_none(), "it is still subscribed to");
+    }
+
     #[test]
     fn dropped_subscriptions_leave_no_topic_behind() {
         let (local, upstream) = (Wakeups::local(), Wakeups::new());
         for wakeups in [local, upstream] {
             drop((0..100).map(|topic| wakeups.subscribe(topic)).collect::<Vec<_>>());
-            assert_eq!(wakeups.inner.state().topics.len(), 0);
+            let state = wakeups.inner.state();
+            assert_eq!(state.topics.len(), 0);
+            // A handle without a connection for messages never awaits the demand.
+            assert!(state.upstream.as_ref().is_none_or(|upstream| upstream.touched.is_empty()));
         }
     }
 

@@ -107,9 +107,9 @@ impl Connection {
                 socket: Mutex::new(login.socket),
             }));
             if check {
-                let mut in_flight = InFlight { connection: &connection, answered: false };
+                let in_flight = connection.in_flight();
                 let checked = connection.check().await;
-                in_flight.answered = true;
+                in_flight.answered();
                 checked?;
             }
             Ok(connection)
@@ -194,10 +194,15 @@ impl Connection {
             return statement.await;
         }
         let _pooled_call = self.0.pooled_call.lock().await;
-        let mut in_flight = InFlight { connection: self, answered: false };
+        let in_flight = self.in_flight();
         let answer = statement.await;
-        in_flight.answered = true;
+        in_flight.answered();
         answer
+    }
+
+    /// Begins a statement, on a connection without another one in flight.
+    pub(crate) fn in_flight(&self) -> InFlight<'_> {
+        InFlight { connection: self, answered: false }
     }
 
     /// Waits for an answer and the check of the server.
@@ -298,11 +303,19 @@ impl Connection {
     }
 }
 
-/// A statement behind a pooler, or the check of a new connection. Dropping it before its answer resets the connection:
+/// A statement behind a pooler or on a connection of one caller. Dropping it before its answer resets the connection:
 /// the driver would otherwise wait for the answer.
-struct InFlight<'a> {
+#[must_use]
+pub(crate) struct InFlight<'a> {
     connection: &'a Connection,
     answered: bool,
+}
+
+impl InFlight<'_> {
+    /// Keeps the connection.
+    pub(crate) fn answered(mut self) {
+        self.answered = true;
+    }
 }
 
 impl Drop for InFlight<'_> {

@@ -75,8 +75,9 @@ async fn log_in_tcp(
 ) -> Result<(Client, DriverFuture)> {
     let Some(tls) = &config.tls else { return log_in(config, stream, NoTls, on_notify).await };
     let rustls = tls.client_config().map_err(|error| error.with_backend(crate::NAME))?;
+    let name = tls.server_name(host).map_err(|error| error.with_backend(crate::NAME))?;
     let mut make = MakeRustlsConnect::new(Arc::unwrap_or_clone(rustls));
-    let Ok(connect) = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut make, host);
+    let Ok(connect) = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut make, &name.to_str());
     log_in(config, stream, connect, on_notify).await
 }
 

@@ -85,7 +85,7 @@ impl Operate for PostgresBackend {
                 return Err(Error::new(ErrorKind::Config, message).with_backend(crate::NAME));
             }
             Shape::Missing => {
-                shared.settings.with_timeout(operator.connection.execute(&setup_script(shared))).await?;
+                operator.execute(&setup_script(shared)).await?;
             }
         }
         // Statements that failed to prepare without the tables can be prepared now.
@@ -137,19 +137,36 @@ impl<'a> Operator<'a> {
         let settings = &shared.settings;
         let endpoint = settings.with_timeout(shared.connection()).await?.endpoint();
         let connection = Connection::open(settings, endpoint, true, None).await?;
+        let operator = Self { settings, connection };
         if settings.pooling() == Pooling::Session {
             // The server ends a statement whose caller has given up.
-            settings.with_timeout(connection.execute(&session_settings(&settings.config))).await?;
+            operator.execute(&session_settings(&settings.config)).await?;
         }
-        Ok(Self { settings, connection })
+        Ok(operator)
     }
 
     async fn call(&self, query: Query, params: &[Param<'_>]) -> Result<Vec<Row>> {
-        self.settings.with_timeout(self.connection.rows(query, params)).await
+        self.answer(self.connection.rows(query, params)).await
     }
 
     pub(crate) async fn query(&self, text: &str, params: &[(Param<'_>, Type)]) -> Result<Vec<Row>> {
-        self.settings.with_timeout(self.connection.query(text, params)).await
+        self.answer(self.connection.query(text, params)).await
+    }
+
+    async fn execute(&self, text: &str) -> Result<()> {
+        self.answer(self.connection.execute(text)).await
+    }
+
+    /// Waits for an answer, for at most the call timeout. Giving up before the answer resets the connection.
+    async fn answer<T>(&self, statement: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        let answered = async {
+            let in_flight = self.connection.in_flight();
+            let answer = statement.await;
+            in_flight.answered();
+            answer
+        };
+        // Boxed to keep the futures of the operators' calls small.
+        self.settings.with_timeout(Box::pin(answered)).await
     }
 
     /// Compares the tables with what they should be.

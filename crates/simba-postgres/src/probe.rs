@@ -131,7 +131,9 @@ async fn clock_skew(shared: &Shared) -> Option<Finding> {
 async fn read_clock(shared: &Shared, endpoint: usize) -> Result<(Moment, SystemTime, Moment)> {
     let connection = Connection::open(&shared.settings, endpoint, false, None).await?;
     let before = shared.settings.clock.now();
+    let in_flight = connection.in_flight();
     let rows = connection.query_unchecked("SELECT clock_timestamp()").await?;
+    in_flight.answered();
     let after = shared.settings.clock.now();
     let row = rows.first().ok_or_else(|| protocol("the server returned no time"))?;
     Ok((before, get(row, 0)?, after))

@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{LONG_TIMEOUT, PASSWORD, Private, SCHEMA, Store, USER, alter_system, connect, name, soon};
+use futures_util::future::BoxFuture;
 use simba_core::spi::{Answer, Backend, Claim, Operate, Prior, Session};
 use simba_core::{ContenderId, Error, ErrorKind, Lease, Simba};
+use simba_net::{Tls, Verify};
 use simba_postgres::{PostgresBackend, PostgresConfig};
 use simba_servers::Setup;
 use simba_tck::FaultProxy;
@@ -95,6 +97,51 @@ async fn a_connection_whose_check_is_not_answered_is_closed() {
     assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
     assert!(received.windows(11).any(|bytes| bytes == b"pg_is_in_re"), "the check was sent");
     connecting.abort();
+}
+
+/// A server stops after the login of an operator. The driver of the connection would wait for an answer for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_whose_operator_gives_up_is_closed() {
+    let store = Store::shared();
+    store.set_up().await;
+    let network = FaultProxy::start(store.address()).await.unwrap();
+    // With two hosts a probe reads the clock of each. The connection for commands stays open: it sends no ping, and its
+    // statements may take longer than the test waits.
+    let (host, application) = (network.address(), name("operator"));
+    let keys = format!("pooler=false&ping=10min&statement_timeout=1min&application_name={application}");
+    let url = format!("postgres://{USER}:{PASSWORD}@{host},{host}/postgres?schema={SCHEMA}&{keys}");
+    let backend = connect(&url).await.unwrap();
+    let admin = store.admin().await;
+    let only_commands = async || {
+        let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
+        while admin.query_one(count, &[&application.as_str()]).await.unwrap().get::<_, i64>(0) != 1 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let list = async || drop(backend.list().await);
+    let probe = async || drop(backend.probe().await);
+    let calls: [(&str, BoxFuture<'_, ()>); 3] = [
+        ("coalesce(q.waiters, 0)", Box::pin(list())),
+        ("pg_stat_replication", Box::pin(probe())),
+        ("SELECT clock_timestamp()\0", Box::pin(probe())),
+    ];
+    for (statement, mut call) in calls {
+        soon("the connection for commands is open", only_commands()).await;
+        let mut held = network.hold_next_request_with(&[statement]);
+        let sent = async {
+            tokio::select! {
+                biased;
+                () = held.caught() => {}
+                () = &mut call => panic!("{statement:?} is not sent"),
+            }
+        };
+        soon("a statement is sent", sent).await;
+        network.stall_replies();
+        held.deliver();
+        drop(call);
+        soon(&format!("broken: the connection is closed after {statement:?}"), only_commands()).await;
+        network.pass();
+    }
 }
 
 /// Creates an empty schema, and returns a URL of the superuser for it.
@@ -401,6 +448,24 @@ async fn row_66_a_server_with_an_untrusted_certificate_is_refused() {
         assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
         assert!(uses_tls(&store, &application).await, "{url}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_66_the_certificate_must_have_the_configured_server_name() {
+    let store = Store::shared();
+    store.set_up().await;
+    let connect = async |host, server_name| {
+        let url = secure(host, store.address().port(), "sslmode=verify-full").parse().unwrap();
+        let tls = Tls::new(Verify::Full).with_ca(tls("ca.pem")).with_server_name(server_name);
+        let config = PostgresConfig::from_url(&url).unwrap().with_tls(Some(tls));
+        let config = config.with_connect_timeout(LONG_TIMEOUT).with_statement_timeout(LONG_TIMEOUT);
+        soon("a connect ends", PostgresBackend::connect(config)).await
+    };
+    let error = connect("localhost", "elsewhere").await.expect_err("broken: another name is refused");
+    assert_error(&error, ErrorKind::Denied, &["host name"]);
+    let backend = connect("127.0.0.1", "localhost").await.unwrap();
+    let mut session = open(&backend).await;
+    assert!(matches!(session.contend(Prior::Nothing).await.unwrap(), Answer::Ours(_)));
 }
 
 async fn uses_tls(store: &Store, application: &str) -> bool {
