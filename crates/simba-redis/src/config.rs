@@ -204,8 +204,9 @@ impl RedisConfig {
     /// released and the acquisition fails. Acquisitions have a connection of their own then, so renewals never wait for
     /// replicas, and acquire nothing.
     ///
-    /// The `timeout` is clamped to 1 ms to 10 min. One of more than a third of the ttl is refused when a mutex is opened:
-    /// an acquisition waits for at most two `WAIT`, and the first renewal is due after two thirds of the ttl.
+    /// The `timeout` is clamped to 1 ms to 10 min. One of more than a seventh of the ttl, or of more than 2.25 s, is
+    /// refused when a mutex is opened: an acquisition waits for at most two `WAIT`, and a call has a third of the ttl, at
+    /// most 5 s.
     pub fn with_wait_replicas(mut self, count: u32, timeout: Duration) -> Self {
         let timeout = timeout.clamp(*LIMIT.start(), *LIMIT.end());
         self.settings.wait = (count > 0).then_some(WaitReplicas { count, timeout });
