@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use simba_core::spi::{Backend, Claim, Intent, Operate, Session};
@@ -16,6 +17,12 @@ use crate::route::Route;
 use crate::session::RedisSession;
 use crate::supervisor::Context;
 use crate::wakeups::{self, Subscriptions};
+
+/// Maximum `wait_timeout`. The engine drops a call after a third of the ttl, at most 5 s. Two `WAIT` of this time, or of
+/// a seventh of the ttl, leave at least a tenth of that for the round trips.
+const MAX_REPLICA_WAIT: Duration = Duration::from_millis(2250);
+/// How many times `wait_timeout` must fit into the ttl.
+const REPLICA_WAITS_PER_TTL: u32 = 7;
 
 /// Backend on Redis or Valkey.
 ///
@@ -93,20 +100,24 @@ impl RedisBackend {
         Ok(Self { shared, description })
     }
 
-    /// Refuses a `wait_timeout` that could leave an acquisition without time for its first renewal, which is due after
-    /// two thirds of the ttl: an acquisition waits for at most two `WAIT`, one sent before it and one that covers it.
+    /// Refuses a `wait_timeout` of which two do not fit into a call: an acquisition waits for at most two `WAIT`, one sent
+    /// before it and one that covers it. A call that the engine drops neither reports the missing replicas nor releases
+    /// the mutex.
     fn check_replica_wait(&self, claim: &Claim) -> Result<()> {
         let Some(wait) = self.shared.context.settings.wait else { return Ok(()) };
-        let (ttl, limit) = (claim.lease.ttl(), claim.lease.ttl() / 3);
+        let ttl = claim.lease.ttl();
+        let limit = (ttl / REPLICA_WAITS_PER_TTL).min(MAX_REPLICA_WAIT);
         if claim.intent == Intent::Observe || wait.timeout <= limit {
             return Ok(());
         }
-        let message = format!(
-            "`wait_timeout` is {:?}, more than a third of the ttl ({ttl:?}): an acquisition could end after its first \
-             renewal is due. Set `wait_timeout` in the URL to at most {limit:?}, or the ttl to at least {:?}",
-            wait.timeout,
-            wait.timeout * 3
+        let mut message = format!(
+            "`wait_timeout` is {:?}, too long for a ttl of {ttl:?}: an acquisition may wait twice as long, and the call is \
+             dropped before that. Set `wait_timeout` in the URL to at most {limit:?}",
+            wait.timeout
         );
+        if wait.timeout <= MAX_REPLICA_WAIT {
+            message += &format!(", or the ttl to at least {:?}", wait.timeout * REPLICA_WAITS_PER_TTL);
+        }
         Err(error::new(ErrorKind::Invalid, message))
     }
 }

@@ -43,6 +43,8 @@ struct Map {
     /// Slots that redirects have named since the last refresh.
     moved: HashMap<u16, Address>,
     nodes: HashMap<(Address, Via), Arc<Node>>,
+    /// Whether the handle was closed. A node that is added later is closed too.
+    closed: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +126,9 @@ impl Cluster {
 
     pub(crate) fn close(&self) {
         self.task.abort();
-        self.table.map().nodes.values().for_each(|node| node.close(error::closed()));
+        let mut map = self.table.map();
+        map.closed = true;
+        map.nodes.values().for_each(|node| node.close(error::closed()));
     }
 
     /// Connects to any node with a map, for subscriptions: a cluster forwards published messages to all its nodes. A
@@ -185,8 +189,14 @@ impl Table {
 
     fn node(&self, address: Address, via: Via) -> Arc<Node> {
         let mut map = self.map();
+        let closed = map.closed;
         let node = map.nodes.entry((address, via)).or_insert_with_key(|(address, via)| {
-            Node::start(Source::Member(address.clone()), Arc::clone(&self.context), *via)
+            let node = Node::start(Source::Member(address.clone()), Arc::clone(&self.context), *via);
+            if closed {
+                // Before it begins to connect.
+                node.close(error::closed());
+            }
+            node
         });
         Arc::clone(node)
     }
@@ -338,7 +348,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use simba_core::TokioClock;
+    use simba_core::{ErrorKind, TokioClock};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
@@ -389,6 +399,25 @@ mod tests {
             () = serve(listener, &asked, &answer) => panic!("the connection ended before the reply"),
         };
         assert_eq!(reply.unwrap().0, Reply::Int(7));
+    }
+
+    #[tokio::test]
+    async fn closed_cluster_opens_no_connection_to_a_node_that_it_has_not_used() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let master = Address::tcp("127.0.0.1", listener.local_addr().unwrap().port());
+        let config = RedisConfig::from_url(&"redis+cluster://unused".parse().unwrap()).unwrap();
+        let context = Arc::new(Context::new(config.settings, Arc::new(TokioClock::new())));
+        let ranges = vec![Range { slots: 0..=SLOTS - 1, master, replicas: Vec::new() }];
+        let map = Mutex::new(Map { ranges, ..Map::default() });
+        let table = Arc::new(Table { context, seeds: Vec::new(), map, stale: Notify::new() });
+        let cluster = Cluster { table, task: tokio::spawn(async {}).abort_handle() };
+        cluster.close();
+        let mutex = MutexName::new("m").unwrap();
+        let call = Invocation { via: Via::Acquisitions, ..Invocation::new(Script::Contend, &mutex, &[]) };
+        let error = cluster.invoke(&call).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        let accepted = futures_util::FutureExt::now_or_never(listener.accept());
+        assert!(accepted.is_none(), "broken: a closed handle connects");
     }
 
     #[test]

@@ -35,6 +35,9 @@ const DEFAULT_FENCE_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 const FENCE_RETENTION: RangeInclusive<Duration> =
     Duration::from_secs(60)..=Duration::from_secs(3650 * 24 * 60 * 60);
 
+/// Allowed range of the time limits: from a millisecond to ten minutes.
+const LIMIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(600);
+
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
@@ -199,9 +202,13 @@ impl RedisConfig {
 
     /// Waits after each acquisition until `count` replicas have it. If they do not within `timeout`, the mutex is
     /// released and the acquisition fails. Acquisitions have a connection of their own then, so renewals never wait for
-    /// replicas, and acquire nothing. A `timeout` of more than a third of the ttl is refused when a mutex is opened:
-    /// an acquisition waits for at most two `WAIT`, and the first renewal is due after two thirds of the ttl.
+    /// replicas, and acquire nothing.
+    ///
+    /// The `timeout` is clamped to 1 ms to 10 min. One of more than a seventh of the ttl, or of more than 2.25 s, is
+    /// refused when a mutex is opened: an acquisition waits for at most two `WAIT`, and a call has a third of the ttl, at
+    /// most 5 s.
     pub fn with_wait_replicas(mut self, count: u32, timeout: Duration) -> Self {
+        let timeout = timeout.clamp(*LIMIT.start(), *LIMIT.end());
         self.settings.wait = (count > 0).then_some(WaitReplicas { count, timeout });
         self
     }
@@ -300,7 +307,7 @@ fn tls(url: &ConnectUrl) -> Result<Option<Tls>> {
 }
 
 fn limit(url: &ConnectUrl, key: &str, default: Duration) -> Result<Duration> {
-    time(url, key, default, Duration::from_millis(1)..=Duration::from_secs(600), "1ms to 10min")
+    time(url, key, default, LIMIT, "1ms to 10min")
 }
 
 /// Returns the login at the sentinels.
@@ -388,6 +395,18 @@ mod tests {
         assert!(refusal("redis://h?timeout=0s").contains("out of range"));
         assert!(refusal("redis://h?fence_retention=5s").contains("3650 days"));
         assert!(refusal("mysql://h").contains("scheme"));
+    }
+
+    #[test]
+    fn time_limit_for_replicas_is_clamped_to_the_range_of_the_url() {
+        let clamped = |timeout| {
+            let config = read("redis://h").unwrap().with_wait_replicas(1, timeout);
+            config.settings.wait.unwrap().timeout
+        };
+        // `WAIT 1 0` never ends.
+        assert_eq!(clamped(Duration::from_micros(500)), Duration::from_millis(1));
+        assert_eq!(clamped(Duration::MAX), Duration::from_secs(600));
+        assert_eq!(clamped(Duration::from_secs(1)), Duration::from_secs(1));
     }
 
     #[test]

@@ -60,9 +60,10 @@
 //! | `timeout` | `1s` | time without a reply after which a connection counts as broken |
 //! | `connect_timeout` | `2s` | time limit for connecting |
 //! | `ping` | `5s` | interval at which a connection reads the server's clock, also the keep-alive of an idle connection |
-//! | `wait_replicas`, `wait_timeout` | `0`, `500ms` | number of replicas that must have an acquisition, and the time limit for it: at most a third of the ttl |
+//! | `wait_replicas`, `wait_timeout` | `0`, `500ms` | number of replicas that must have an acquisition, and the time limit for it: at most a seventh of the ttl, and at most `2250ms` |
 //! | `fence_retention` | `1day` | time for which the last token of a mutex is kept after its last use |
 //! | `db` | `0` | the database, if the path does not name it |
+//! | `password_file` | none | file with the password, read at every connection |
 //! | `sentinel_user`, `sentinel_password`, `sentinel_password_file` | none | the login at the sentinels |
 //! | `tls_ca` | public authorities | PEM file with the trusted authorities |
 //! | `tls_cert`, `tls_key` | none | PEM files with the client's certificate and key |

@@ -31,7 +31,8 @@ impl Info {
         }
     }
 
-    pub(crate) fn findings(&self) -> Vec<Finding> {
+    /// Returns the findings about the server. `waits` is whether acquisitions wait for replicas.
+    pub(crate) fn findings(&self, waits: bool) -> Vec<Finding> {
         let mut findings = Vec::new();
         if let Some(policy) = self.get("maxmemory_policy").filter(|policy| *policy != "noeviction") {
             findings.push(Finding::new(
@@ -51,7 +52,8 @@ impl Info {
                 "connect to its master, or through the sentinels",
             ));
         }
-        if self.get("role") == Some("master")
+        if !waits
+            && self.get("role") == Some("master")
             && self.get("connected_slaves").is_some_and(|count| count != "0")
         {
             findings.push(Finding::new(
@@ -66,10 +68,11 @@ impl Info {
 
 /// Logs a warning for each finding. Skips servers that do not answer `INFO`.
 pub(crate) async fn warn_of_findings(shared: &Shared) {
+    let waits = shared.context.settings.wait.is_some();
     for node in shared.route.masters() {
         match Info::of(&node).await {
             Ok(info) => {
-                for finding in info.findings() {
+                for finding in info.findings(waits) {
                     tracing::warn!("redis: {}. Fix: {}", finding.problem, finding.fix);
                 }
             }
@@ -85,11 +88,19 @@ mod tests {
     #[test]
     fn only_dangerous_settings_are_findings() {
         let bad = "redis_version:7.0.15\r\nmaxmemory_policy:volatile-lru\r\naof_enabled:0\r\nrole:slave\r\n";
-        assert_eq!(Info(bad.into()).findings().len(), 3);
+        assert_eq!(Info(bad.into()).findings(false).len(), 3);
         assert_eq!(Info(bad.into()).server(), "Redis 7.0.15");
         let good = "valkey_version:9.1.0\r\nredis_version:7.2.4\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n\
                     role:master\r\nconnected_slaves:0\r\n";
-        assert_eq!(Info(good.into()).findings(), []);
+        assert_eq!(Info(good.into()).findings(false), []);
         assert_eq!(Info(good.into()).server(), "Valkey 9.1.0");
+    }
+
+    #[test]
+    fn replicas_are_a_finding_only_if_acquisitions_do_not_wait_for_them() {
+        let master = "redis_version:7.0.15\r\nrole:master\r\nconnected_slaves:2\r\n";
+        let [finding] = &Info(master.into()).findings(false)[..] else { panic!("one finding") };
+        assert!(finding.fix.contains("wait_replicas"), "{finding:?}");
+        assert_eq!(Info(master.into()).findings(true), []);
     }
 }

@@ -13,8 +13,8 @@ use tokio::sync::Notify;
 use crate::config::{Address, Settings};
 use crate::connection::{Connection, Transport};
 use crate::error;
-use crate::pipeline::Pipeline;
 use crate::pipeline::spread::Spread;
+use crate::pipeline::{CloseOnDrop, Pipeline};
 use crate::resp::{self, Reply};
 use crate::scripts::{Invocation, Script, Scripts};
 use crate::sentinel::Sentinel;
@@ -277,13 +277,20 @@ impl Connector for NodeConnector {
     }
 
     async fn serve(&mut self, pipeline: &Pipeline) -> Error {
-        let (Some(transport), Some(address)) = (self.opened.take(), &self.last) else {
+        let (Some(transport), Some(address)) = (self.opened.take(), self.last.clone()) else {
             return error::disconnected();
         };
         tracing::debug!(server = %address, "connected");
-        let silence = self.context.silence(self.via);
-        let server_changed = self.source.server_changed(address, &self.context);
-        let cause = pipeline.run(transport, &self.context, silence, &self.server_clock, server_changed).await;
+        let (source, context) = (self.source.clone(), Arc::clone(&self.context));
+        let (silence, server_clock) = (self.context.silence(self.via), Arc::clone(&self.server_clock));
+        let connection = pipeline.clone();
+        // A task of its own: this future is dropped when the handle is closed, and what is queued must still be sent.
+        let run = tokio::spawn(async move {
+            let server_changed = source.server_changed(&address, &context);
+            connection.run(transport, &context, silence, &server_clock, server_changed).await
+        });
+        let _close = CloseOnDrop(pipeline);
+        let cause = run.await.unwrap_or_else(|_| error::disconnected());
         let at_probe = pipeline.is_probing() && error::is_hang_up(&cause);
         self.probe_hang_ups = if at_probe { self.probe_hang_ups + 1 } else { 0 };
         cause
@@ -292,10 +299,53 @@ impl Connector for NodeConnector {
 
 #[cfg(test)]
 mod tests {
-    use simba_core::TokioClock;
+    use simba_core::{ErrorKind, MutexName, TokioClock};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
     use crate::config::{RedisConfig, Topology};
+
+    /// Replies to the login, and to nothing after it. Returns the commands after the login.
+    async fn serve_login(listener: tokio::net::TcpListener) -> Vec<String> {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let (mut buffer, mut commands, mut logged_in) = (Vec::new(), Vec::new(), 0);
+        while stream.read_buf(&mut buffer).await.unwrap() > 0 {
+            while let Some((command, length)) = resp::parse(&buffer).unwrap() {
+                buffer.drain(..length);
+                if logged_in <= Script::ALL.len() {
+                    logged_in += 1;
+                    stream.write_all(b"+OK\r\n").await.unwrap();
+                } else {
+                    commands.push(command.array().unwrap()[0].text().unwrap().into());
+                }
+            }
+        }
+        commands
+    }
+
+    /// With more than three calls outstanding, a command is left to the connection's task, which the close ends.
+    #[tokio::test]
+    async fn command_that_is_sent_just_before_the_close_arrives() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = Address::tcp("127.0.0.1", listener.local_addr().unwrap().port());
+        let config = RedisConfig::from_url(&"redis://unused?timeout=10s".parse().unwrap()).unwrap();
+        let context = Arc::new(Context::new(config.settings, Arc::new(TokioClock::new())));
+        let server = tokio::spawn(serve_login(listener));
+        let node = Node::start(Source::Member(address), context, Via::Main);
+        let pipeline = node.pipeline().await.unwrap();
+        let mut calls = Vec::from_iter((0..8).map(|_| Box::pin(pipeline.call(&["CALL"]))));
+        for call in &mut calls {
+            assert!(futures_util::poll!(call).is_pending());
+        }
+        let mutex = MutexName::new("m").unwrap();
+        node.send(&Invocation::new(Script::Release, &mutex, &[]));
+        node.close(error::closed());
+        for call in calls {
+            assert_eq!(call.await.unwrap_err().kind(), ErrorKind::Closed);
+        }
+        let commands = server.await.unwrap();
+        assert_eq!(commands.last().map(String::as_str), Some("EVALSHA"), "{commands:?}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn first_call_waits_for_the_first_connection_as_long_as_for_a_reply() {

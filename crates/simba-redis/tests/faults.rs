@@ -205,7 +205,7 @@ async fn row_33_tokens_grow_across_a_failover_that_loses_writes() {
 async fn backend_with_wait_replicas(master: &Store) -> RedisBackend {
     caught_up(master).await;
     // A replica that pauses for two seconds still confirms in time.
-    master.clone().with_keys("wait_replicas=1&wait_timeout=2500ms").backend().await
+    master.clone().with_keys("wait_replicas=1&wait_timeout=2250ms").backend().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -295,7 +295,7 @@ async fn row_33_renewal_of_a_missing_key_does_not_acquire() {
 async fn row_33_leader_whose_key_is_missing_acquires_again_with_its_replicas() {
     let (master, _replica, link) = pair().await;
     caught_up(&master).await;
-    let backend = master.clone().with_keys("wait_replicas=1&wait_timeout=650ms").backend().await;
+    let backend = master.clone().with_keys("wait_replicas=1&wait_timeout=250ms").backend().await;
     let (simba, mutex, mut admin) = (simba(backend, often_renewed()), name(), master.admin());
     let (leader, tenure) = lead(&simba, &mutex).await;
     link.stall();
@@ -332,12 +332,6 @@ async fn row_33_leader_survives_acquisitions_that_wait_for_replicas() {
     leader.stop().await.unwrap();
 }
 
-/// Connects a backend whose acquisitions wait for a replica for ten seconds, longer than a renewal may take.
-async fn backend_with_long_replica_wait(master: &Store) -> RedisBackend {
-    caught_up(master).await;
-    master.clone().with_keys("wait_replicas=1&wait_timeout=10s").backend().await
-}
-
 fn is_waiting_for_replicas(master: &Store) -> bool {
     let clients = master.admin().text(&["INFO", "clients"]).unwrap();
     clients.lines().any(|line| line == "blocked_clients:1")
@@ -347,7 +341,7 @@ fn is_waiting_for_replicas(master: &Store) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_33_renewals_are_answered_while_acquisitions_wait_for_replicas() {
     let (master, _replica, link) = pair().await;
-    let backend = std::sync::Arc::new(backend_with_long_replica_wait(&master).await);
+    let backend = std::sync::Arc::new(backend_with_wait_replicas(&master).await);
     let open = async || backend.open(Claim::new(name(), ContenderId::generate(), long())).await.unwrap();
     let mut held = Vec::new();
     for _ in 0..10 {
@@ -379,7 +373,7 @@ async fn row_33_renewals_are_answered_while_acquisitions_wait_for_replicas() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_33_acquisition_dropped_behind_a_wait_for_replicas_is_released() {
     let (master, _replica, link) = pair().await;
-    let backend = backend_with_long_replica_wait(&master).await;
+    let backend = backend_with_wait_replicas(&master).await;
     let open = async |mutex| backend.open(Claim::new(mutex, ContenderId::generate(), long())).await.unwrap();
     let (mutex, mut other) = (name(), open(name()).await);
     link.stall();

@@ -131,22 +131,35 @@ async fn token_is_kept_for_the_configured_retention() {
     assert!(refused.to_string().contains("fence_retention"), "{refused}");
 }
 
-/// An acquisition may wait for two `WAIT` before its first renewal is due.
+/// An acquisition may wait for two `WAIT`, and the engine drops a call after a third of the ttl, at most 5 s.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wait_timeout_of_more_than_a_third_of_the_ttl_is_refused() {
-    let store = Store::private(with_user(Setup::redis())).with_keys("wait_replicas=1&wait_timeout=2s");
-    let backend = store.backend().await;
+async fn wait_timeout_of_which_two_do_not_fit_into_a_call_is_refused() {
+    let store = Store::private(with_user(Setup::redis()));
     let claim = |ttl| {
         let lease = Lease::new(Duration::from_secs(ttl), Duration::from_secs(6)).unwrap();
         Claim::new(name(), ContenderId::generate(), lease)
     };
-    let refused = backend.open(claim(5)).await.err().unwrap();
-    assert_eq!(refused.kind(), ErrorKind::Invalid);
-    let message = refused.to_string();
-    let parts = ["`wait_timeout` is 2s", "ttl (5s)", "6s"];
-    assert!(parts.iter().all(|part| message.contains(part)), "{message}");
-    assert!(backend.open(claim(6)).await.is_ok());
-    assert!(backend.open(claim(5).with_intent(Intent::Observe)).await.is_ok(), "an observer never acquires");
+    let open = async |timeout: &str, claim: Claim| {
+        let backend = store.clone().with_keys(&format!("wait_replicas=1{timeout}")).backend().await;
+        backend.open(claim).await.map(drop)
+    };
+    for (timeout, ttl) in [("", 10), ("&wait_timeout=1s", 7), ("&wait_timeout=2250ms", 16)] {
+        assert!(open(timeout, claim(ttl)).await.is_ok(), "{timeout} with {ttl} s");
+    }
+    let refused: [(_, _, &[_], _); 2] = [
+        ("2s", 13, &["`wait_timeout` is 2s", "ttl of 13s", "at least 14s"], ""),
+        // No ttl is long enough.
+        ("2251ms", 20, &["`wait_timeout` is 2.251s", "at most 2.25s"], "at least"),
+    ];
+    for (timeout, ttl, parts, absent) in refused {
+        let error = open(&format!("&wait_timeout={timeout}"), claim(ttl)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        let message = error.to_string();
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        assert!(absent.is_empty() || !message.contains(absent), "{message}");
+    }
+    let observer = claim(3).with_intent(Intent::Observe);
+    assert!(open("&wait_timeout=2s", observer).await.is_ok(), "an observer never acquires");
 }
 
 /// Behind sentinels the server does not know which waiters are dead.

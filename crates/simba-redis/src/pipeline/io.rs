@@ -1,8 +1,9 @@
 //! The task of one connection: writes requests, reads replies, detects silence, reads the server's clock.
 
-use std::io;
+use std::io::{self, Cursor};
 use std::time::Duration;
 
+use simba_core::spi::within;
 use simba_core::{Clock, Error, Result};
 use simba_net::{ClockReading, ServerClock};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
@@ -22,9 +23,34 @@ const BATCH_DELAY: Duration = Duration::from_millis(2);
 /// Capacity that a buffer keeps after a burst.
 const KEPT_CAPACITY: usize = 64 << 10;
 
+/// The sending half of a connection.
+struct Writer {
+    stream: WriteHalf<Box<dyn Duplex>>,
+    /// Bytes that are being written. The position is after those that are written.
+    bytes: Cursor<Vec<u8>>,
+}
+
+impl Writer {
+    /// Writes the bytes.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the bytes that were not written are kept for the next call.
+    async fn write(&mut self) -> io::Result<()> {
+        self.stream.write_all_buf(&mut self.bytes).await?;
+        // TLS buffers the bytes until they are flushed.
+        self.stream.flush().await?;
+        self.bytes.set_position(0);
+        self.bytes.get_mut().clear();
+        self.bytes.get_mut().shrink_to(KEPT_CAPACITY);
+        Ok(())
+    }
+}
+
 impl Pipeline {
     /// Runs the connection until it ends or `server_changed` completes, and returns the cause. The connection counts as
-    /// broken after a time of `silence` without a reply, while one is outstanding.
+    /// broken after a time of `silence` without a reply, while one is outstanding. If the handle was closed, sends what
+    /// is queued first, for as long as a reply may take.
     ///
     /// # Cancel safety
     ///
@@ -40,40 +66,53 @@ impl Pipeline {
         let _close = CloseOnDrop(self);
         let clock = &*context.clock;
         self.outbox().set_socket(socket, encrypted);
-        let (reader, writer) = tokio::io::split(stream);
+        let (mut reader, stream) = tokio::io::split(stream);
+        let mut writer = Writer { stream, bytes: Cursor::default() };
         let cause = tokio::select! {
             biased;
-            cause = self.read(reader) => cause,
-            cause = self.write(writer, clock) => cause,
+            () = self.inner.closed.notified() => self.cause(),
+            cause = self.read(&mut reader) => cause,
+            cause = self.write(&mut writer, clock) => cause,
             cause = self.detect_silence(clock, silence) => cause,
             cause = self.read_clock(clock, context.settings.ping, server_clock) => cause,
             cause = server_changed => cause,
         };
         self.close_with(cause.clone());
+        if self.outbox().is_closed() {
+            within(clock, context.settings.timeout, self.finish(&mut reader, &mut writer)).await;
+        }
         cause
     }
 
-    async fn write(&self, mut writer: WriteHalf<Box<dyn Duplex>>, clock: &dyn Clock) -> Error {
-        let mut bytes = Vec::new();
+    async fn write(&self, writer: &mut Writer, clock: &dyn Clock) -> Error {
         loop {
             self.wait_for_output(clock).await;
-            {
-                let mut outbox = self.outbox();
-                if let Some(cause) = &outbox.broken {
-                    return cause.clone();
-                }
-                outbox.flush_batch();
-                std::mem::swap(&mut bytes, &mut outbox.bytes);
-                outbox.writing = true;
-            }
-            // TLS buffers the bytes until they are flushed.
-            if let Err(cause) = writer.write_all(&bytes).await.and(writer.flush().await) {
+            if let Err(cause) = self.write_queued(writer).await {
                 return error::io(cause);
             }
-            self.outbox().writing = false;
-            bytes.clear();
-            bytes.shrink_to(KEPT_CAPACITY);
         }
+    }
+
+    async fn write_queued(&self, writer: &mut Writer) -> io::Result<()> {
+        {
+            let mut outbox = self.outbox();
+            outbox.flush_batch();
+            std::mem::swap(writer.bytes.get_mut(), &mut outbox.bytes);
+            outbox.writing = true;
+        }
+        writer.write().await?;
+        self.outbox().writing = false;
+        Ok(())
+    }
+
+    /// Writes what is queued, and waits until the server has closed the connection: if unread replies are left, the
+    /// kernel resets it and discards what was written.
+    async fn finish(&self, reader: &mut ReadHalf<Box<dyn Duplex>>, writer: &mut Writer) -> io::Result<()> {
+        // What a dropped write has left comes first.
+        writer.write().await?;
+        self.write_queued(writer).await?;
+        writer.stream.shutdown().await?;
+        tokio::io::copy(reader, &mut tokio::io::sink()).await.map(drop)
     }
 
     /// Waits until there is something to write. Yields once, so that other ready tasks can add commands to the write.
@@ -92,7 +131,7 @@ impl Pipeline {
         }
     }
 
-    async fn read(&self, mut reader: ReadHalf<Box<dyn Duplex>>) -> Error {
+    async fn read(&self, reader: &mut ReadHalf<Box<dyn Duplex>>) -> Error {
         let (mut buffer, mut replies) = (Vec::with_capacity(KEPT_CAPACITY), Vec::new());
         loop {
             match reader.read_buf(&mut buffer).await {
@@ -176,7 +215,7 @@ fn server_time(reply: &Reply) -> Option<Duration> {
 }
 
 /// Closes the connection when dropped, unless it is closed: its handle or its runtime has ended.
-struct CloseOnDrop<'a>(&'a Pipeline);
+pub(crate) struct CloseOnDrop<'a>(pub(crate) &'a Pipeline);
 
 impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {

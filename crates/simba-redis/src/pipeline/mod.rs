@@ -28,6 +28,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::error;
 use crate::resp::{self, Reply};
 use crate::scripts::{FastPath, Invocation, Script, Scripts};
+pub(crate) use io::CloseOnDrop;
 use outbox::{Expected, Outbox, Probe};
 use spread::{Spread, Verdict};
 
@@ -42,6 +43,8 @@ struct Inner {
     output_ready: Notify,
     /// Notified for the first deferred command.
     deferred_ready: Notify,
+    /// Notified when the connection is closed.
+    closed: Notify,
 }
 
 /// The caller that waits for a reply, or `None` if the reply is ignored.
@@ -53,6 +56,7 @@ impl Pipeline {
             outbox: Mutex::new(Outbox::new(spread)),
             output_ready: Notify::new(),
             deferred_ready: Notify::new(),
+            closed: Notify::new(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -185,12 +189,12 @@ impl Pipeline {
     }
 
     /// Closes the connection. All outstanding and later calls fail with the first cause. The connection is reset if calls
-    /// are in flight, unless the handle was closed.
+    /// are in flight, unless the handle was closed: then its task sends what is queued.
     pub(crate) fn close_with(&self, cause: Error) {
         let outstanding = self.outbox().close(cause);
         // After the lock is released: a woken caller takes it.
         drop(outstanding);
-        self.inner.output_ready.notify_one();
+        self.inner.closed.notify_one();
     }
 
     fn cause(&self) -> Error {
@@ -243,6 +247,51 @@ mod tests {
             connection.run(transport, &context, limit, &server_clock, server_changed).await
         });
         (pipeline, server)
+    }
+
+    /// Returns the names of all commands until the end of the connection.
+    async fn commands(mut server: DuplexStream) -> Vec<String> {
+        let (mut buffer, mut commands) = (Vec::new(), Vec::new());
+        while let Some(command) = next_command(&mut server, &mut buffer).await {
+            commands.push(command);
+        }
+        commands
+    }
+
+    /// A dropped session leaves the queue by a command that it does not wait for.
+    #[tokio::test(start_paused = true)]
+    async fn queued_commands_are_sent_before_a_graceful_close() {
+        for (cause, sent) in [(error::closed(), &["LEAVE"][..]), (error::disconnected(), &[])] {
+            let (pipeline, server) = run();
+            pipeline.send(|out| resp::write_command(out, &["LEAVE"]));
+            pipeline.close_with(cause);
+            assert_eq!(commands(server).await, sent);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn blocked_write_is_finished_before_a_graceful_close() {
+        let (pipeline, server) = run();
+        pipeline.send(|out| resp::write_command(out, &["LONG", &"x".repeat(1 << 17)]));
+        // Until the write is blocked.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        pipeline.send(|out| resp::write_command(out, &["LEAVE"]));
+        pipeline.close_with(error::closed());
+        assert_eq!(commands(server).await, ["LONG", "TIME", "LEAVE"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn graceful_close_of_a_blocked_connection_ends() {
+        let (pipeline, mut server) = run();
+        pipeline.send(|out| resp::write_command(out, &["LONG", &"x".repeat(1 << 17)]));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let began = tokio::time::Instant::now();
+        pipeline.close_with(error::closed());
+        // Nothing is read, so only the end of the connection makes a write fail.
+        while server.write_all(b"+OK\r\n").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     }
 
     /// Replies at once to every command but `WAIT`, which takes [`WAIT_TIME`]. Returns the number of `WAIT` when the

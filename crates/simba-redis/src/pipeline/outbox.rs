@@ -176,14 +176,25 @@ impl Outbox {
         }
     }
 
+    /// Returns whether the handle was closed, so that the connection ends after everything is sent.
+    pub(super) fn is_closed(&self) -> bool {
+        self.broken.as_ref().is_some_and(|cause| cause.kind() == ErrorKind::Closed)
+    }
+
     /// Refuses all calls from now on, and returns those without a reply.
     pub(super) fn close(&mut self, cause: Error) -> impl Sized + use<> {
-        let cause = self.broken.get_or_insert(cause);
-        let resets = self.outstanding > 0 && cause.kind() != ErrorKind::Closed;
+        self.broken.get_or_insert(cause);
+        let closed = self.is_closed();
+        let resets = self.outstanding > 0 && !closed;
         // Otherwise the kernel could deliver an acquisition later, and the mutex would stay held without a holder.
-        // A handle that is closed has released its mutexes, and the last releases must arrive.
+        // A handle that is closed has released its mutexes, and the last releases must arrive, also the queued ones.
         self.socket.take().filter(|_| resets).into_iter().for_each(Socket::reset);
-        (self.bytes, self.outstanding) = (Vec::new(), 0);
+        if closed {
+            self.flush_batch();
+        } else {
+            self.bytes = Vec::new();
+        }
+        self.outstanding = 0;
         let waiters = std::mem::take(&mut self.replica_waiters);
         (std::mem::take(&mut self.expected), std::mem::take(&mut self.batch), waiters)
     }

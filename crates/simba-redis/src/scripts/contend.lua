@@ -9,7 +9,7 @@
 -- Reply: the token as text, or {1, token}: the caller holds the mutex.
 --   {0, position, ms left, token or 0, owner}: another one holds it.
 --   {2, position, ms}: it is free, but reserved for another waiter. The ms are 0, unless this call reserved it for a
---   waiter that is probably dead: a JVM peer, on servers where the number of receivers is unknown.
+--   waiter that is probably dead: a JVM peer or a waiter that has not subscribed, not on a standalone server.
 local id, caller, lease, prior = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local values, time = redis.call('MGET', KEYS[1], KEYS[3]), redis.call('TIME')
 local owner, fence = values[1], values[2]
@@ -88,6 +88,6 @@ if (intent == 'enter' or intent == 'queued') and owner ~= id then
   redis.call('PEXPIRE', KEYS[2], kept)
   redis.call('PEXPIRE', KEYS[4], kept)
 end
-if not owner then return {2, position, reserved_ms == RESERVED_PEER_MS and not standalone and reserved_ms or 0} end
+if not owner then return {2, position, reserved_ms == SHORT_RESERVATION_MS and not standalone and reserved_ms or 0} end
 local token, _, holder = parse_hold(last)
 return {0, position, redis.call('PTTL', KEYS[1]), owner == holder and tonumber(token) or 0, owner}

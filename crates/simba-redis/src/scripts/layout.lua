@@ -33,8 +33,7 @@ local MAX_TOKEN = 9007199254740991
 local FENCE_KEPT = '$FENCE_KEPT'
 -- Reservation for a woken waiter: a second, so that no waiter loses its turn on a busy machine.
 local RESERVED_MS = 1000
--- Reservation for a waiter that could not subscribe in time and is probably dead. If it is alive, it still has its
--- position.
-local RESERVED_UNSUBSCRIBED_MS = 30
--- Reservation for a JVM peer, which does not write the fence when it acquires: it must not outlast its hold.
-local RESERVED_PEER_MS = 30
+-- Reservation for a JVM peer or a waiter that has not subscribed. A JVM peer does not write the fence when it acquires,
+-- so the reservation must not outlast its hold. A waiter that could not subscribe in time is probably dead; if it is
+-- alive, it still has its position.
+local SHORT_RESERVATION_MS = 30

@@ -64,7 +64,7 @@ local function wake_next(fence, waiter, by, last, now_ms, standalone)
       local receivers = publish_to(waiter, 'released', by)
       -- Only a standalone server knows all subscribers.
       if receivers > 0 or unsubscribed or not standalone then
-        local reserved_ms = unsubscribed and RESERVED_UNSUBSCRIBED_MS or ends and RESERVED_MS or RESERVED_PEER_MS
+        local reserved_ms = (unsubscribed or not ends) and SHORT_RESERVATION_MS or RESERVED_MS
         local token = string.match(fence or '', '^%d+') or '0'
         local reservation = RESERVATION .. string.format('%.0f ', now_ms + reserved_ms) .. token .. ' ' .. waiter
         redis.call('SET', KEYS[3], reservation, 'PX', FENCE_KEPT)
