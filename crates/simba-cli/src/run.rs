@@ -34,7 +34,7 @@ pub(crate) async fn run(store: &Store, args: &RunArgs) -> Outcome {
     }
     let tenure = guard.tenure();
     tracing::debug!(%store, holder = %tenure.contender(), "acquired");
-    let job = Job::new(&args.command, &tenure, lease).with_max_hold(args.max_hold);
+    let job = Job::new(&args.command, &tenure, lease);
     let ended = job.run(&mut signals).await.map_err(|error| start_failure(&error))?;
     finish(guard, ended, args, &mut signals).await
 }

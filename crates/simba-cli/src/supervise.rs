@@ -53,8 +53,6 @@ const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) struct Job<'a> {
     pub(crate) command: &'a [OsString],
     pub(crate) tenure: &'a Tenure,
-    /// How long before the deadline the command gets TERM.
-    pub(crate) grace: Duration,
     /// How often to check for a renewal while there is time left.
     pub(crate) check_interval: Duration,
     pub(crate) terminal: Terminal,
@@ -86,13 +84,7 @@ impl State {
 impl<'a> Job<'a> {
     pub(crate) fn new(command: &'a [OsString], tenure: &'a Tenure, lease: Lease) -> Self {
         let check_interval = lease.renew_at() / 8;
-        Self { command, tenure, grace: lease.grace(), check_interval, terminal: Terminal::find() }
-    }
-
-    /// Shortens the grace period for a tenure with a maximum hold.
-    pub(crate) fn with_max_hold(mut self, max_hold: Option<Duration>) -> Self {
-        self.grace = max_hold.map_or(self.grace, |max_hold| self.grace.min(max_hold / 4));
-        self
+        Self { command, tenure, check_interval, terminal: Terminal::find() }
     }
 
     /// Runs the command until none of its processes is left. Passes signals on.
@@ -190,7 +182,8 @@ impl<'a> Job<'a> {
     /// Asks the command to end while there is time left.
     fn end(&self, state: &mut State) {
         state.until = None;
-        state.guard_limit = Some(self.tenure.deadline().saturating_sub(self.grace / 8 * 3));
+        let (end, deadline) = self.tenure.ends_at();
+        state.guard_limit = Some(deadline.saturating_sub((deadline - end) / 8 * 3));
         state.order(Order::End);
     }
 
@@ -217,11 +210,11 @@ impl<'a> Job<'a> {
     }
 
     /// Returns when the command gets TERM, and the order with its current deadlines. Half of the grace is for the
-    /// command, a quarter for the kill; the rest is spare.
+    /// command, a quarter for the kill; the rest is spare. The grace is that of the tenure: a store may grant less time
+    /// than requested, which the whole grace of the lease could exceed.
     fn until(&self) -> (Moment, Order) {
-        let deadline = self.tenure.deadline();
-        let end = deadline.saturating_sub(self.grace);
-        (end, Order::Until { end, kill: deadline.saturating_sub(self.grace / 2) })
+        let (end, deadline) = self.tenure.ends_at();
+        (end, Order::Until { end, kill: deadline.saturating_sub((deadline - end) / 2) })
     }
 
     fn env(&self) -> [(&'static str, String); 3] {

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::rows::{BEAT, LEASE, LEASE_LENGTH, ROOMY_LEASE};
-use common::{Running, World, is_alive, line, send, until_true};
+use common::{Running, SOON, World, is_alive, line, send, stat, until_true, within};
 use rustix::process::Signal;
 use simba_servers::shared;
 use simba_tck::rounds;
@@ -33,15 +33,27 @@ impl Pair {
     fn start_under(lease: &[&str], world: World, mutex: &str, script: &str) -> Self {
         let first = world.holder_under(lease, mutex, script);
         let token = world.beat_after(0);
-        let next = world.holder_under(lease, mutex, BEAT);
+        let next = world.holder(mutex, BEAT);
         world.until_waiting(mutex, 1);
         Self { world, first, next, token }
+    }
+
+    /// Returns what a failure needs: the record of the mutex, the states of the processes and what they printed.
+    fn describe(&self) -> String {
+        let records = self.world.run(&["status", "--json"]);
+        let process = |of: &Running| {
+            let state = stat(of.pid(), 0);
+            format!("simba {} in state {state:?}, {:?}; stderr: {}", of.pid(), of.processes(), of.err())
+        };
+        let (first, next) = (process(&self.first), process(&self.next));
+        format!("token of the first {}\n{records:?}\nfirst: {first}\nnext: {next}", self.token)
     }
 
     /// Checks that the next one runs, and that no process of the first is alive.
     #[track_caller]
     fn assert_handed_over(&self) {
-        let next = self.world.beat_after(self.token);
+        let next = within(SOON, || self.world.beats().into_iter().find(|beat| *beat > self.token));
+        let next = next.unwrap_or_else(|| panic!("the next does not hold: {}", self.describe()));
         assert_eq!(
             self.first.work(),
             Vec::<i32>::new(),
@@ -113,6 +125,13 @@ fn row_72_stopped<T>(world: World, mutex: &str, hang: impl FnOnce(&World) -> T) 
     pair.assert_handed_over();
 }
 
+/// A grace that is longer than the first part of the lease: a store that grants less time than requested shortens it in
+/// proportion, otherwise the command would end before the first renewal.
+fn long_grace(world: World, mutex: &str) {
+    let lease = ["--ttl", "9s", "--transition", "18s", "--grace", "16s"];
+    world.run(&[&["run", mutex], &lease[..], &["--", "sleep", "3"]].concat()).expect(0);
+}
+
 macro_rules! rows {
     ($store:ident, $world:expr) => {
         mod $store {
@@ -123,6 +142,11 @@ macro_rules! rows {
                     let mutex = format!("row-{}-{}", std::process::id(), common::fresh());
                     row($world, &mutex);
                 }
+            }
+
+            #[test]
+            fn command_under_a_long_grace_runs_to_its_end() {
+                long_grace($world, "long-grace");
             }
 
             #[test]

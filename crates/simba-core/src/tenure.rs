@@ -96,6 +96,14 @@ impl Tenure {
         self.inner.state.read(|state| state.deadline)
     }
 
+    /// Returns when the work should stop and when the mutex is lost, unless it is renewed before: the moments of
+    /// [`expiring`](Self::expiring) and of [`lost`](Self::lost). The time between them is the grace of the lease, or
+    /// shorter in proportion if the store granted a shorter time than requested.
+    #[must_use]
+    pub fn ends_at(&self) -> (Moment, Moment) {
+        self.inner.state.read(|state| (state.expiring(), state.deadline))
+    }
+
     /// Returns whether the mutex is held now. Reads the clock. Call it before every step that needs the mutex.
     #[must_use]
     pub fn is_held(&self) -> bool {

@@ -88,6 +88,7 @@ async fn holder_is_notified_twice_and_on_time_if_the_store_hangs() {
     assert_eq!(deadline, Moment::ZERO + DEADLINE);
     let expiring = expiring.await.unwrap();
     assert_eq!(expiring, (deadline.saturating_sub(GRACE), true, true, GRACE));
+    assert_eq!(tenure.ends_at(), (expiring.0, deadline));
     world.sleep(GRACE - ms(1)).await;
     assert!(tenure.is_held());
     assert_eq!(lost.await.unwrap(), (Loss::Deadline, deadline, false, Duration::ZERO));
