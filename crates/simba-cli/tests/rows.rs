@@ -33,7 +33,7 @@ impl Pair {
     fn start_under(lease: &[&str], world: World, mutex: &str, script: &str) -> Self {
         let first = world.holder_under(lease, mutex, script);
         let token = world.beat_after(0);
-        let next = world.holder(mutex, BEAT);
+        let next = world.next_holder(mutex);
         world.until_waiting(mutex, 1);
         Self { world, first, next, token }
     }
