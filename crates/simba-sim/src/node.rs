@@ -124,6 +124,7 @@ impl Process {
             shared: shared.clone(),
             clock,
             simba,
+            network: Arc::clone(&network),
             holds: Arc::default(),
             last_token: Arc::default(),
         };
@@ -139,6 +140,7 @@ pub(crate) struct Context {
     pub(crate) shared: Shared,
     pub(crate) clock: SkewedClock,
     pub(crate) simba: Simba,
+    network: Arc<ProcessNetwork>,
     /// Tenures whose end is not recorded yet.
     holds: Arc<Mutex<Vec<(String, Tenure)>>>,
     /// The token of the last recorded tenure.
@@ -146,8 +148,12 @@ pub(crate) struct Context {
 }
 
 impl Context {
+    /// Records an event, unless the process was killed: its tasks exist until the end of the run, and one of them may
+    /// still be woken by another.
     pub(crate) fn record(&self, who: &str, what: What) {
-        self.shared.history.record(self.shared.now(), who, what);
+        if !self.network.dead.load(Ordering::Relaxed) {
+            self.shared.history.record(self.shared.now(), who, what);
+        }
     }
 
     pub(crate) async fn sleep(&self, duration: Duration) {

@@ -13,7 +13,7 @@ use simba_core::{
     TokioClock,
 };
 use simba_sim::{Plan, Scale, run};
-use simba_tck::{Call, FaultyBackend, Leg, Passage, SkewedClock, Switch, Weather};
+use simba_tck::{Call, FaultyBackend, Leg, Passage, SkewedClock, Switch, Weather, What};
 
 const NAME: &str = "orders";
 const TOTAL: Duration = ms(1_000);
@@ -351,4 +351,21 @@ fn combined_rows_violate_no_rule() {
         let outcome = run(Plan::new(seed, Scale::default()));
         assert!(outcome.violations.is_empty(), "{}", outcome.timeline());
     }
+}
+
+/// In this seed, a callback of a killed process is called while another process holds the mutex.
+#[test]
+fn a_killed_process_records_only_the_end_of_its_tenure() {
+    let outcome = run(Plan::new(10_187_608, Scale::default()));
+    assert!(outcome.violations.is_empty(), "{}", outcome.timeline());
+    let events = outcome.history.events();
+    let crashes = events.iter().enumerate().filter(|(_, event)| event.what == What::Crashed);
+    let mut count = 0;
+    for (at, crash) in crashes {
+        let prefix = format!("{}/", crash.who);
+        let later = events[at..].iter().filter(|event| event.who.starts_with(&prefix));
+        later.for_each(|event| assert!(matches!(event.what, What::Lost { .. }), "{event:?}"));
+        count += 1;
+    }
+    assert!(count > 0);
 }
