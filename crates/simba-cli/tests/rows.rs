@@ -145,7 +145,7 @@ macro_rules! rows {
             }
 
             #[test]
-            fn command_under_a_long_grace_runs_to_its_end() {
+            fn row_71_command_under_a_long_grace_runs_to_its_end() {
                 long_grace($world, "long-grace");
             }
 

@@ -423,10 +423,9 @@ async fn silent_connection_with_calls_in_flight_is_reset() {
         let server = if encrypted { Encrypted::shared().address() } else { store.address };
         let (relay, mut reports) = start_relay(server);
         let proxy = FaultProxy::start(relay).await.unwrap();
+        let keys = "&tls_server_name=localhost&connect_timeout=10s";
         let config = match encrypted {
-            true => {
-                RedisConfig::from_url(&Encrypted::url(proxy.address(), "&tls_server_name=localhost")).unwrap()
-            }
+            true => RedisConfig::from_url(&Encrypted::url(proxy.address(), keys)).unwrap(),
             false => store.config(proxy.address()),
         };
         let backend = RedisBackend::connect(config.with_timeout(Duration::from_secs(3))).await.unwrap();

@@ -104,7 +104,7 @@ async fn certificates_are_read_at_every_connection() {
         |name| std::fs::copy(format!("{}/{name}", simba_servers::shared("SIMBA_TCK_TLS")), &ca).unwrap();
     trust("ca.pem");
     let proxy = FaultProxy::start(store.address()).await.unwrap();
-    let keys = format!("tls_server_name=localhost&tls_ca={}", ca.display());
+    let keys = format!("tls_server_name=localhost&connect_timeout=10s&tls_ca={}", ca.display());
     let url = format!("rediss://{USER}:{PASSWORD}@{}?{keys}", proxy.address()).parse().unwrap();
     let config = RedisConfig::from_url(&url).unwrap().with_timeout(SILENCE);
     let backend = RedisBackend::connect(config).await.unwrap();
