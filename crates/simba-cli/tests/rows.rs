@@ -127,7 +127,7 @@ fn row_72_stopped<T>(world: World, mutex: &str, hang: impl FnOnce(&World) -> T) 
 
 /// A grace that is longer than the first part of the lease: a store that grants less time than requested shortens it in
 /// proportion, otherwise the command would end before the first renewal.
-fn long_grace(world: World, mutex: &str) {
+fn long_grace(world: &World, mutex: &str) {
     let lease = ["--ttl", "9s", "--transition", "18s", "--grace", "16s"];
     world.run(&[&["run", mutex], &lease[..], &["--", "sleep", "3"]].concat()).expect(0);
 }
@@ -146,7 +146,7 @@ macro_rules! rows {
 
             #[test]
             fn row_71_command_under_a_long_grace_runs_to_its_end() {
-                long_grace($world, "long-grace");
+                long_grace(&$world, "long-grace");
             }
 
             #[test]
