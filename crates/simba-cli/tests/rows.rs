@@ -52,7 +52,7 @@ impl Pair {
     /// Checks that the next one runs, and that no process of the first is alive.
     #[track_caller]
     fn assert_handed_over(&self) {
-        let next = within(SOON, || self.world.beats().into_iter().find(|beat| *beat > self.token));
+        let next = within(SOON, || self.world.find_beat_after(self.token));
         let next = next.unwrap_or_else(|| panic!("the next does not hold: {}", self.describe()));
         assert_eq!(
             self.first.work(),

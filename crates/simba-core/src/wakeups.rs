@@ -54,7 +54,7 @@ struct State<K> {
 struct Upstream<K> {
     /// Topics that it was asked to subscribe to.
     subscribed: HashSet<K>,
-    /// Topics that got their first subscription since the last demand, and those subscribed to that lost their last one.
+    /// Topics for the next demand: new ones, and subscribed ones that lost their last subscription.
     touched: HashSet<K>,
 }
 

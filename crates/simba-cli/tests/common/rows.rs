@@ -46,7 +46,12 @@ impl World {
 
     /// Waits for a token that is greater than this one, and returns it.
     pub fn beat_after(&self, token: u64) -> u64 {
-        until("beat of the next holder", || self.beats().into_iter().find(|beat| *beat > token))
+        until("beat of the next holder", || self.find_beat_after(token))
+    }
+
+    /// Returns the first token that is greater than this one.
+    pub fn find_beat_after(&self, token: u64) -> Option<u64> {
+        self.beats().into_iter().find(|beat| *beat > token)
     }
 
     /// Waits for more tokens: a process that is left would write some of them.
